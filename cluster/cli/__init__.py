@@ -1,0 +1,1 @@
+"""Command lines of the engine: generate text, watch it being drafted."""

@@ -1,0 +1,1 @@
+"""The decoding core: draft sources, draft trees, sampling and verification. numpy, numba and torch only."""

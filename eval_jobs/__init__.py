@@ -1,0 +1,1 @@
+"""Evaluation: benchmarks, comparisons between decoding methods, load generation and reports."""

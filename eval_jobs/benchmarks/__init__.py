@@ -1,0 +1,16 @@
+"""Benchmarks as data: what they are called, where their files are found, how a row becomes a task."""
+
+from eval_jobs.benchmarks.catalogue import BENCHMARKS, Benchmark
+from eval_jobs.benchmarks.finding import BenchmarkError, first_turns, load_benchmark
+from eval_jobs.benchmarks.tasks import MT_BENCH_CATEGORIES, Task, pick_per_group
+
+__all__ = [
+    "BENCHMARKS",
+    "MT_BENCH_CATEGORIES",
+    "Benchmark",
+    "BenchmarkError",
+    "Task",
+    "first_turns",
+    "load_benchmark",
+    "pick_per_group",
+]

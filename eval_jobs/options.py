@@ -1,0 +1,18 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """--bench, --limit, --max-new-tokens."""
+    parser.add_argument(
+        "--bench",
+        required=True,
+        nargs="+",
+        metavar="BENCH",
+        help="files, or names as for sweep; first turns are used",
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="N prompts of each file, evenly spaced (default: all)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")

@@ -1,0 +1,1 @@
+"""Reports of runs: tables, plots, one page, and answers in Spec-Bench's format."""

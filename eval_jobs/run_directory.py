@@ -1,0 +1,141 @@
+"""The directory of a run: its settings, its tasks, and tables that grow by small files and lose nothing to a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cluster.prompts import PromptFileError
+from eval_jobs.benchmarks import Task
+from eval_jobs.rows import (
+    DIVERGENCE_SCHEMA,
+    ROW_SCHEMA,
+    TRACE_SCHEMA,
+    Divergence,
+    Row,
+    Trace,
+    from_table,
+    to_table,
+)
+
+R = TypeVar("R", Row, Trace, Divergence)
+_MOST_PARTS = 64  # small files before they are merged into one
+
+
+class RunError(PromptFileError):
+    """A run's directory that cannot be used as asked."""
+
+
+class Table(Generic[R]):
+    """Records of one kind in a directory of parquet files.
+
+    A file appears by a rename, complete or not at all. Many small files are merged into one now and then: the merged
+    one appears before they go, and a record found twice counts once, so a kill in between does no harm.
+    """
+
+    def __init__(self, directory: Path, kind: type[R], schema: pa.Schema) -> None:
+        self._directory = directory
+        self._kind: type[R] = kind
+        self._schema = schema
+
+    def append(self, records: Sequence[R]) -> None:
+        """Write records to a file of their own; they are on disk when this returns."""
+        self._write(to_table(records, self._schema), "part")
+        parts = sorted(self._directory.glob("part-*.parquet"))
+        if len(parts) >= _MOST_PARTS:
+            self._write(pa.concat_tables([_read(p, self._schema) for p in parts]), "merged")
+            for part in parts:
+                part.unlink()
+
+    def read(self) -> list[R]:
+        """All records, each once, in the order of their keys.
+
+        Raises:
+            RunError: a file is damaged.
+        """
+        records = {}
+        for file in sorted(self._directory.glob("*.parquet")):
+            records.update({r.key: r for r in from_table(_read(file, self._schema), self._kind)})
+        return [records[key] for key in sorted(records)]
+
+    def _write(self, table: pa.Table, name: str) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        final = self._directory / f"{name}-{uuid.uuid4().hex}.parquet"
+        hidden = final.with_suffix(".tmp")
+        pq.write_table(table, hidden, compression="zstd")
+        os.replace(hidden, final)
+
+
+def _read(file: Path, schema: pa.Schema) -> pa.Table:
+    try:
+        return pq.read_table(file, schema=schema)
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"{file} is damaged: {error}") from error
+
+
+class RunDirectory:
+    """A run on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.rows = Table(self.path / "rows", Row, ROW_SCHEMA)
+        self.traces = Table(self.path / "traces", Trace, TRACE_SCHEMA)
+        self.divergences = Table(self.path / "divergences", Divergence, DIVERGENCE_SCHEMA)
+
+    @property
+    def name(self) -> str:
+        """What the run is called: its directory's name."""
+        return self.path.resolve().name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was asked for.
+
+        Raises:
+            RunError: there is no run.
+        """
+        return dict(self._json("run.json"))
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks asked for so far."""
+        return [Task.model_validate(row) for row in self._json("tasks.json")]
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "run.json").exists()
+
+    def describe(self, settings: dict[str, Any], tasks: Iterable[Task]) -> None:
+        """Write the settings and add to the tasks."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        known = {(t.bench, t.id): t for t in self.tasks} if self.exists else {}
+        known.update({(t.bench, t.id): t for t in tasks})
+        self._write_json("tasks.json", [t.model_dump() for t in known.values()])
+        self._write_json("run.json", settings)
+
+    @property
+    def step_ms_file(self) -> Path:
+        """Milliseconds of a step by its width, as the first actor measured them."""
+        return self.path / "step_ms.json"
+
+    def write_step_ms(self, times: dict[int, float]) -> None:
+        """Keep how long steps take."""
+        self._write_json(self.step_ms_file.name, times)
+
+    def _json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path} holds no run: {error}") from error
+
+    def _write_json(self, name: str, content: Any) -> None:
+        hidden = self.path / f".{name}.tmp"
+        hidden.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+        os.replace(hidden, self.path / name)

@@ -1,0 +1,1 @@
+"""Simulation: drafting code alone on recorded answers, no model."""

@@ -1,0 +1,1 @@
+"""Sweeps: benchmarks × methods × repeats, answered by actors across a Ray cluster, resumable at the generation."""

@@ -1,0 +1,1 @@
+"""Configurations for Ray: serve configs, cluster definitions, job environments and dashboards."""

@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI's request and response schemas, and a FastAPI application over a ``Backend``."""

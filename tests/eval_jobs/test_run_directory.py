@@ -1,0 +1,75 @@
+"""A run on disk loses nothing and counts nothing twice."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+import pytest
+
+from eval_jobs.rows import Divergence, Trace
+from eval_jobs.run_directory import RunDirectory, RunError
+from tests.eval_jobs.runs import SETTINGS, row, task
+
+
+def test_records_come_back_as_they_were(tmp_path):
+    run = RunDirectory(tmp_path)
+    rich = row(drafted={"context": 3}, accepted={"context": 1}, accepted_depths=[1, 0], part_seconds={"draft": 0.5})
+    failed = row(question="2", error="too long", prompt_ids=[])
+    trace = Trace(
+        "b", "1", 0, "qa", [1, 2], [3, 4], [7], [3, 9, 4, 8], [2.0, 1.0, 5.0, 0.5], [-2], [5], [6, 8], [0.0, 1.5]
+    )
+    divergence = Divergence("b", "1", 0, "pld", 0, 3, 0.25)
+    run.rows.append([failed, rich])
+    run.traces.append([trace])
+    run.divergences.append([divergence])
+    again = RunDirectory(tmp_path)
+    assert again.rows.read() == [rich, failed]
+    assert again.traces.read() == [trace]
+    assert again.divergences.read() == [divergence]
+
+
+def test_many_small_files_become_few_and_nothing_is_lost(tmp_path):
+    run = RunDirectory(tmp_path)
+    for i in range(150):
+        run.rows.append([row(question=str(i))])
+    assert len(list((tmp_path / "rows").iterdir())) < 70
+    assert {r.question for r in run.rows.read()} == {str(i) for i in range(150)}
+
+
+def test_a_kill_between_merging_and_removing_does_no_harm(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.rows.append([row(question="1"), row(question="2")])
+    run.rows.append([row(question="1")])  # as if both a part and what it was merged into were there
+    (tmp_path / "rows" / "part-half.tmp").write_bytes(b"half a file")
+    assert [r.question for r in run.rows.read()] == ["1", "2"]
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.rows.append([row()])
+    (file,) = (tmp_path / "rows").iterdir()
+    file.write_bytes(b"PAR1nonsense")
+    with pytest.raises(RunError, match=f"{file.name} is damaged"):
+        run.rows.read()
+
+
+def test_tasks_add_up(tmp_path):
+    run = RunDirectory(tmp_path)
+    assert not run.exists
+    run.describe(SETTINGS, [task("1")])
+    run.describe(SETTINGS, [task("1"), task("2", answer="3", scoring="number")])
+    assert run.settings == SETTINGS
+    assert run.tasks == [task("1"), task("2", answer="3", scoring="number")]
+
+
+def test_no_run(tmp_path):
+    with pytest.raises(RunError, match="holds no run"):
+        _ = RunDirectory(tmp_path / "nowhere").settings
+
+
+def test_files_of_an_older_run_are_read(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.rows.append([row(step_seconds=[0.1], drafted={"context": 2})])
+    (file,) = (tmp_path / "rows").iterdir()
+    pq.write_table(pq.read_table(file).drop_columns(["step_seconds", "accepted"]), file)
+    (read,) = run.rows.read()
+    assert (read.step_seconds, read.accepted, read.drafted) == ([], {}, {"context": 2})
