@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from cluster.decoding.budget import tree_sizes, worthwhile
 from cluster.decoding.calibration import Calibration
 from cluster.decoding.candidates import CorpusAnswers, Predicted
-from cluster.decoding.drafting import Draft, DraftContext, Drafter, Grown, Verified, ask_corpus
+from cluster.decoding.corpus_queries import CorpusClient, Queries, dual_queries
+from cluster.decoding.drafting import Draft, DraftContext, Drafter, Grown, Verified
 from cluster.decoding.evidence import ABSENT, COLUMNS, CONTEXT, CORPUS, LOWEST_GUESS, SUCCESSORS
 from cluster.decoding.growth import Context, GrownTree, grow
 from cluster.decoding.successors import SuccessorTable
@@ -53,7 +54,9 @@ class Adaptive(Drafter):
             calibration: weights to start from instead of the shipped priors.
             without: a source of ``LEAVABLE`` that is not heard.
         """
-        self._corpus = None if corpus is None or without == "corpus" else Within(corpus, vocabulary)
+        self._corpus = None
+        if corpus is not None and without != "corpus":
+            self._corpus = CorpusClient(Within(corpus, vocabulary))
         self._without = without
         self._calibration = calibration or Calibration()
         self._successors = SuccessorTable(vocabulary)
@@ -65,15 +68,14 @@ class Adaptive(Drafter):
     def guesses_wanted(self, capacity: int) -> int:
         return min(LOWEST_GUESS, 4 * (capacity - 1))
 
+    def ask(self, contexts: Sequence[DraftContext]) -> None:
+        if self._corpus is not None:
+            self._corpus.ask(self._queries(self._corpus.width, contexts))
+
     def propose(self, contexts: Sequence[DraftContext], costs: NDArray[np.float64] | None = None) -> list[Draft]:
         floor = 0.0 if costs is None else worthwhile(costs, len(contexts))
-        asked = np.array([min(len(c.guesses), _EXTENDED_GUESSES) for c in contexts], np.int64)
-        found = None if self._corpus is None else self._ask(self._corpus, contexts, asked)
-        first = np.cumsum(1 + asked) - (1 + asked)
-        grown = [
-            self._grow(c, floor, _NO_ANSWERS if found is None else _answers(found, int(q), int(n)))
-            for c, q, n in zip(contexts, first, asked, strict=True)
-        ]
+        answers = self._answers(contexts)
+        grown = [self._grow(c, floor, a) for c, a in zip(contexts, answers, strict=True)]
         if costs is None:
             sizes = [len(g.tree) for g in grown]
         else:
@@ -88,9 +90,18 @@ class Adaptive(Drafter):
             if self._without != "successor":
                 self._successors.observe(v.before, v.draft.tree.tokens, v.draft.tree.parents, v.ranked, v.nodes)
 
-    def _ask(self, corpus: CorpusLookup, contexts: Sequence[DraftContext], asked: NDArray[np.int64]) -> LookupResult:
+    def _queries(self, width: int, contexts: Sequence[DraftContext]) -> Queries:
         room = np.array([min(_CORPUS_NODES, c.capacity) for c in contexts], np.int32)
-        return ask_corpus(corpus, contexts, asked, room, -(-room // 3))
+        return dual_queries(contexts, width, _EXTENDED_GUESSES, room, -(-room // 3))
+
+    def _answers(self, contexts: Sequence[DraftContext]) -> list[CorpusAnswers]:
+        """What the corpus says of each sequence."""
+        if self._corpus is None:
+            return [_NO_ANSWERS] * len(contexts)
+        queries = self._queries(self._corpus.width, contexts)
+        found = self._corpus.answers(queries)
+        asked = zip(queries.first.tolist(), queries.asked.tolist(), strict=True)
+        return [_answers(found, first, count) for first, count in asked]
 
     def _grow(self, context: DraftContext, floor: float, answers: CorpusAnswers) -> Grown:
         assert len(context.gaps) == len(context.guesses)

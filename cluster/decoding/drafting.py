@@ -13,7 +13,6 @@ from cluster.decoding.candidates import Predicted
 from cluster.decoding.ngram_index import NgramIndex
 from cluster.decoding.ranking import Ranked
 from cluster.decoding.tree import DraftTree
-from cluster.retrieval.lookup import CorpusLookup, LookupResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,10 @@ class Drafter(Protocol):
         """How many next-next guesses ``propose`` can use at this capacity; 0 saves the engine ranking them."""
         return 0
 
+    def ask(self, contexts: Sequence[DraftContext]) -> None:
+        """Send the corpus what ``propose`` will want to know of these contexts, so that it need not wait for it."""
+        return
+
     def propose(self, contexts: Sequence[DraftContext], costs: NDArray[np.float64] | None = None) -> list[Draft]:
         """Draft trees in the order of ``contexts``, none larger than its capacity.
 
@@ -110,41 +113,3 @@ class Drafter(Protocol):
     def observe(self, verified: Sequence[Verified]) -> None:
         """Learn from what verification said of this method's drafts."""
         return
-
-
-def ask_corpus(
-    corpus: CorpusLookup,
-    contexts: Sequence[DraftContext],
-    asked: NDArray[np.int64],
-    room: NDArray[np.int32],
-    guess_room: NDArray[np.int32],
-) -> LookupResult:
-    """Query 1 of each sequence, followed by its query 2 for its first ``asked`` guesses: one lookup for all.
-
-    Args:
-        corpus: what to ask.
-        contexts: B sequences.
-        asked: int64 [B], guesses of each that are asked about.
-        room, guess_room: int32 [B], most nodes of the answers to query 1 and to each query 2.
-    """
-    width = max(corpus.sizes)
-    last, lengths = last_tokens(contexts, width)
-    owner = np.repeat(np.arange(len(contexts)), 1 + asked)
-    queries, counts, nodes = last[owner], lengths[owner], guess_room[owner]
-    first = np.cumsum(1 + asked) - (1 + asked)
-    nodes[first] = room
-    is_guess = np.ones(len(owner), np.bool_)
-    is_guess[first] = False
-    queries[is_guess, :-1] = queries[is_guess, 1:]
-    queries[is_guess, -1] = np.concatenate([c.guesses[:n] for c, n in zip(contexts, asked, strict=True)])
-    counts[is_guess] = np.minimum(counts[is_guess] + 1, width)
-    return corpus.lookup(queries, counts, nodes)
-
-
-def last_tokens(contexts: Sequence[DraftContext], width: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Corpus queries: right-aligned last tokens int32 [B, width], and how many of them count int32 [B]."""
-    queries = np.zeros((len(contexts), width), np.int32)
-    lengths = np.array([min(width, len(c.index)) for c in contexts], np.int32)
-    for row, n, context in zip(queries, lengths, contexts, strict=True):
-        row[width - n :] = context.index.tokens[len(context.index) - n :]
-    return queries, lengths

@@ -8,7 +8,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from cluster.decoding.drafting import Draft, DraftContext, Drafter, ask_corpus
+from cluster.decoding.corpus_queries import CorpusClient, Queries, dual_queries
+from cluster.decoding.drafting import Draft, DraftContext, Drafter
 from cluster.decoding.ngram_index import latest_full
 from cluster.decoding.tree import CONTEXT, CORPUS, NEXT_NEXT, TreeBuilder, add_path, add_trie
 from cluster.retrieval.lookup import CorpusLookup, LookupResult
@@ -30,21 +31,27 @@ class LogitSpec(Drafter):
     """
 
     def __init__(self, corpus: CorpusLookup | None = None) -> None:
-        self._corpus = corpus
+        self._corpus = None if corpus is None else CorpusClient(corpus)
 
     def guesses_wanted(self, capacity: int) -> int:
         return capacity - 1
 
-    def propose(self, contexts: Sequence[DraftContext], costs: NDArray[np.float64] | None = None) -> list[Draft]:
-        asked = np.array([min(len(c.guesses), _EXTENDED_RANKS) for c in contexts], np.int64)
-        nothing = LookupResult.empty(len(contexts) + int(asked.sum()))
-        found = nothing if self._corpus is None else self._ask(self._corpus, contexts, asked)
-        first = np.cumsum(1 + asked) - (1 + asked)
-        return [self._propose(c, int(q), int(n), found) for c, q, n in zip(contexts, first, asked, strict=True)]
+    def ask(self, contexts: Sequence[DraftContext]) -> None:
+        if self._corpus is not None:
+            self._corpus.ask(self._queries(self._corpus.width, contexts))
 
-    def _ask(self, corpus: CorpusLookup, contexts: Sequence[DraftContext], asked: NDArray[np.int64]) -> LookupResult:
+    def propose(self, contexts: Sequence[DraftContext], costs: NDArray[np.float64] | None = None) -> list[Draft]:
+        if self._corpus is None:
+            return [self._propose(c, 0, 0, LookupResult.empty(1)) for c in contexts]
+        queries = self._queries(self._corpus.width, contexts)
+        found = self._corpus.answers(queries)
+        asked = zip(contexts, queries.first.tolist(), queries.asked.tolist(), strict=True)
+        return [self._propose(c, q, n, found) for c, q, n in asked]
+
+    def _queries(self, width: int, contexts: Sequence[DraftContext]) -> Queries:
         room = np.array([self.chain_length(c.capacity) for c in contexts], np.int32)
-        return ask_corpus(corpus, contexts, asked, room, np.full(len(contexts), tokens_by_rank(1) - 1, np.int32))
+        guess_room = np.full(len(contexts), tokens_by_rank(1) - 1, np.int32)
+        return dual_queries(contexts, width, _EXTENDED_RANKS, room, guess_room)
 
     def _propose(self, context: DraftContext, query: int, asked: int, found: LookupResult) -> Draft:
         builder = TreeBuilder(context.capacity)

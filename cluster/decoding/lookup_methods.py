@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.decoding.drafting import Draft, DraftContext, Drafter, last_tokens
+from cluster.decoding.corpus_queries import CorpusClient, Queries, dual_queries
+from cluster.decoding.drafting import Draft, DraftContext, Drafter
 from cluster.decoding.ngram_index import latest_full
 from cluster.decoding.tree import CONTEXT, CORPUS, TreeBuilder, add_trie, single_node
 from cluster.retrieval.lookup import CorpusLookup, LookupResult
@@ -46,13 +47,18 @@ class Rest(Drafter):
     """REST (arXiv 2311.08252): what a corpus has behind the longest suffix it knows, as a tree by frequency."""
 
     def __init__(self, corpus: CorpusLookup) -> None:
-        self._corpus = corpus
+        self._corpus = CorpusClient(corpus)
+
+    def ask(self, contexts: Sequence[DraftContext]) -> None:
+        self._corpus.ask(self._queries(contexts))
 
     def propose(self, contexts: Sequence[DraftContext], costs: NDArray[np.float64] | None = None) -> list[Draft]:
-        queries, lengths = last_tokens(contexts, max(self._corpus.sizes))
-        room = np.array([c.capacity - 1 for c in contexts], np.int32)
-        found = self._corpus.lookup(queries, lengths, room)
+        found = self._corpus.answers(self._queries(contexts))
         return [self._propose(c, q, found) for q, c in enumerate(contexts)]
+
+    def _queries(self, contexts: Sequence[DraftContext]) -> Queries:
+        room = np.array([c.capacity - 1 for c in contexts], np.int32)
+        return dual_queries(contexts, self._corpus.width, 0, room, room)
 
     def _propose(self, context: DraftContext, query: int, found: LookupResult) -> Draft:
         builder = TreeBuilder(context.capacity)

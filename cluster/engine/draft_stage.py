@@ -78,16 +78,12 @@ class DraftStage:
             rows: tokens that the step computes if it drafts none.
         """
         drafts = [Draft(single_node(int(w.sequence.index.tokens[-1])), retrieved=False) for w in works]
-        groups: dict[tuple[bool, Method], list[int]] = {}
-        for i, work in enumerate(works):
-            sequence = work.sequence
-            if sequence.sampling.position and _looks(sequence):
-                speculation = sequence.speculation
-                groups.setdefault((speculation.is_budgeted, speculation.method), []).append(i)
-            sequence.fruitless += 1
+        looking = [i for i, w in enumerate(works) if w.sequence.sampling.position and _looks(w.sequence)]
+        for work in works:
+            work.sequence.fruitless += 1
         context_rows = sum(len(w.sequence.index) for w in works)
-        for is_budgeted, method in sorted(groups):  # those with a budget come last: the others' nodes count in it
-            members = groups[is_budgeted, method]
+        for (is_budgeted, method), group in _by_method([works[i].sequence for i in looking]).items():
+            members = [looking[i] for i in group]
             contexts = [_context(works[i].sequence) for i in members]
             costs = None
             if is_budgeted:
@@ -129,27 +125,40 @@ class DraftStage:
         for method, group in groups.items():
             self.drafter(method).observe(group)
 
-    def guess_ahead(
+    def look_ahead(
         self, ready: Sequence[EngineSequence], ranking: Ranking, walks: Sequence[Walk], drafts: Sequence[Draft]
     ) -> None:
-        """Rank next-next guesses by the logits that chose each last token."""
+        """Rank next-next guesses by the logits that chose each last token, and send the next step's queries.
+
+        After the sequences were extended by what the step emitted.
+        """
         first = np.cumsum([0, *(len(d.tree) for d in drafts)])
-        wanted = [
-            (b, count)
-            for b, s in enumerate(ready)
-            if s.finish_reason is None and _looks(s) and (count := self._guesses_wanted(s))
-        ]
-        if not wanted:
-            return
-        rows = [int(first[b]) + walks[b].nodes[-1] for b, _ in wanted]
-        ranked = ranking.best(1 + max(count for _, count in wanted), rows)
-        for (b, count), ids, gaps in zip(wanted, ranked.ids, ranked.gaps, strict=True):
-            others = ids != walks[b].tokens[-1]
-            ready[b].guesses, ready[b].gaps = ids[others][:count], gaps[others][:count]
+        going_on = [b for b, s in enumerate(ready) if s.finish_reason is None and _looks(s)]
+        wanted = [(b, count) for b in going_on if (count := self._guesses_wanted(ready[b]))]
+        if wanted:
+            rows = [int(first[b]) + walks[b].nodes[-1] for b, _ in wanted]
+            ranked = ranking.best(1 + max(count for _, count in wanted), rows)
+            for (b, count), ids, gaps in zip(wanted, ranked.ids, ranked.gaps, strict=True):
+                others = ids != walks[b].tokens[-1]
+                ready[b].guesses, ready[b].gaps = ids[others][:count], gaps[others][:count]
+        if self._corpus is not None:
+            for (_, method), members in _by_method([ready[b] for b in going_on]).items():
+                self.drafter(method).ask([_context(ready[going_on[i]]) for i in members])
 
     def _guesses_wanted(self, sequence: EngineSequence) -> int:
         wanted = self.drafter(sequence.speculation.method).guesses_wanted(sequence.capacity)
         return min(wanted, _MOST_GUESSES) if sequence.speculation.is_budgeted else wanted
+
+
+def _by_method(sequences: Sequence[EngineSequence]) -> dict[tuple[bool, Method], list[int]]:
+    """Positions of the sequences that draft by one method, with or without a budget.
+
+    Those with a budget come last: the others' nodes count in it.
+    """
+    groups: dict[tuple[bool, Method], list[int]] = {}
+    for i, sequence in enumerate(sequences):
+        groups.setdefault((sequence.speculation.is_budgeted, sequence.speculation.method), []).append(i)
+    return dict(sorted(groups.items()))
 
 
 def _looks(sequence: EngineSequence) -> bool:

@@ -202,8 +202,11 @@ class Engine:
         for work in works:
             if not work.is_ready:
                 work.sequence.computed += work.chain
-        deltas = self._observe(ready, drafts, walks)
-        self._stage.guess_ahead(ready, ranking, walks, drafts)
+        kept = self._extend(ready, drafts, walks)
+        watch.lap("other")
+        self._stage.look_ahead(ready, ranking, walks, drafts)
+        watch.lap("draft")
+        deltas = [self._emit(s, walk, n) for s, walk, n in zip(ready, walks, kept, strict=True)]
         self.stats.steps += 1
         self.stats.computed_tokens += sum(s.width for s in segments)
         watch.lap("other")
@@ -246,18 +249,16 @@ class Engine:
         if sources:
             self._pool.copy_rows(np.concatenate(sources), np.concatenate(destinations))
 
-    def _observe(
-        self, ready: Sequence[EngineSequence], drafts: Sequence[Draft], walks: Sequence[Walk]
-    ) -> list[StepDelta]:
-        """Append what was emitted, find the ends, count."""
-        deltas = []
-        for sequence, draft, walk in zip(ready, drafts, walks, strict=True):
-            kept = _kept(sequence, walk)
-            self._count(sequence, draft, walk, kept)
+    def _extend(self, ready: Sequence[EngineSequence], drafts: Sequence[Draft], walks: Sequence[Walk]) -> list[int]:
+        """Append what was accepted, find the ends, count; how many tokens of each walk are to be emitted."""
+        kept = [_kept(sequence, walk) for sequence, walk in zip(ready, walks, strict=True)]
+        for sequence, draft, walk, n in zip(ready, drafts, walks, kept, strict=True):
+            self._count(sequence, draft, walk, n)
             sequence.computed = len(sequence.index) - 1 + len(walk.nodes)
             sequence.index.extend(np.array(walk.tokens, np.int32))
-            deltas.append(self._emit(sequence, walk, kept))
-        return deltas
+            if sequence.finish_reason is None and sequence.remaining <= 0:
+                sequence.finish_reason = FinishReason.LENGTH
+        return kept
 
     def _emit(self, sequence: EngineSequence, walk: Walk, kept: int) -> StepDelta:
         """Hand on the first ``kept`` tokens of a walk, and finish a sequence that ends with them."""
@@ -266,8 +267,6 @@ class Engine:
         sequence.output_ids += new_ids
         sequence.logprobs += new_logprobs or []
         self.stats.emitted_tokens += kept
-        if sequence.finish_reason is None and sequence.remaining <= 0:
-            sequence.finish_reason = FinishReason.LENGTH
         is_first = len(sequence.output_ids) == kept
         prompt = sequence.prompt_logprobs if is_first and sequence.params.prompt_logprobs is not None else None
         output = self._finish(sequence, sequence.finish_reason) if sequence.finish_reason else None

@@ -137,3 +137,26 @@ def test_trees_keep_their_bounds(text, stored, capacity, max_depth):
 def test_rest_needs_a_corpus():
     with pytest.raises(MissingCorpus, match="--corpus"):
         make_drafter("rest", 100)
+
+
+@pytest.mark.parametrize("method", ["rest", "logitspec", "adaptive"])
+def test_what_was_asked_ahead_is_not_asked_again(method):
+    corpus = TextCorpus(list(range(30)) * 2)
+    contexts = [context([i, i + 1], 16, [i + 2, i + 3, 40 + i]) for i in range(5)]
+    drafter = make_drafter(method, 64, corpus)
+    drafter.ask(contexts)
+    ahead = drafter.propose(contexts)
+    assert corpus.calls == 1
+    for draft, other in zip(ahead, make_drafter(method, 64, corpus).propose(contexts), strict=True):
+        assert paths(draft.tree) == paths(other.tree)
+
+
+@pytest.mark.parametrize("method", ["rest", "logitspec", "adaptive"])
+def test_another_batch_than_was_asked_for_gets_its_own_answers(method):
+    corpus = TextCorpus(list(range(30)) * 2)
+    contexts = [context([i, i + 1], 16, [i + 2, i + 3, 40 + i]) for i in range(5)]
+    drafter = make_drafter(method, 64, corpus)
+    drafter.ask(contexts)
+    fewer = drafter.propose(contexts[1:3])
+    for draft, other in zip(fewer, make_drafter(method, 64, corpus).propose(contexts[1:3]), strict=True):
+        assert paths(draft.tree) == paths(other.tree)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
@@ -9,9 +10,36 @@ from cluster.decoding.drafting import Draft, DraftContext, Drafter
 from cluster.decoding.params import SamplingParams, Speculation
 from cluster.decoding.tree import CONTEXT, TreeBuilder
 from cluster.engine import Engine, Request
+from cluster.retrieval.lookup import CorpusLookup, LookupResult, PendingLookup
 from tests.tiny import prompt, tiny_model
 
 NEW = 40
+
+
+class Recording(CorpusLookup):
+    """A corpus that knows nothing and notes what happens in which order."""
+
+    sizes = (1, 2, 3)
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def lookup(self, queries, lengths, max_nodes) -> LookupResult:
+        return self.submit(queries, lengths, max_nodes).collect()
+
+    def submit(self, queries, lengths, max_nodes) -> PendingLookup:
+        self.events.append("asked")
+        return _Answer(self, LookupResult.empty(len(queries)))
+
+
+@dataclass
+class _Answer:
+    corpus: Recording
+    result: LookupResult
+
+    def collect(self) -> LookupResult:
+        self.corpus.events.append("fetched")
+        return self.result
 
 
 class Dull(Drafter):
@@ -56,3 +84,21 @@ def test_it_is_asked_at_every_step_again_once_something_pays():
 @pytest.mark.parametrize("capacity", [2])
 def test_a_method_with_a_fixed_tree_is_always_asked(capacity):
     assert asked(NEW, Speculation(method="adaptive", capacity=capacity)) == [*range(1, NEW)]
+
+
+@pytest.mark.parametrize("method", ["rest", "logitspec", "adaptive"])
+def test_the_corpus_is_asked_at_the_end_of_a_step_for_the_next_one(method):
+    corpus = Recording()
+    engine = Engine(tiny_model(), corpus=corpus)
+    speculation = Speculation(method=method, capacity=4)
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+    for seed in range(3):
+        engine.add(Request(prompt(20, seed), params, speculation))
+    engine.step()
+    while engine.has_work:
+        assert corpus.events[-1] == "asked"
+        before = len(corpus.events)
+        engine.step()
+        assert corpus.events[before:][:1] == ["fetched"]
+    steps = engine.stats.steps
+    assert corpus.events.count("asked") == corpus.events.count("fetched") <= steps + 2  # the batch shrinks twice
