@@ -15,6 +15,7 @@ import ray
 from ray.data import DataContext, TaskPoolStrategy
 from tqdm import tqdm
 
+from cluster.ray_connection import ClusterError, connect
 from cluster.retrieval import CorpusError
 
 _OBJECT_STORE_BYTES = 200 << 20  # rows are a few hundred bytes; all else goes through files
@@ -85,24 +86,16 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    local: dict[str, Any] = {}
+    if not address:
+        # Workers do what the user waits for here; by default they run at the lowest priority but few.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        cpus = max(workers, os.cpu_count() or 1)
+        local = {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     try:
-        if address:
-            ray.init(address=address, **quiet)
-        else:
-            # Workers do what the user waits for here; by default they run at the lowest priority but few.
-            os.environ.setdefault("RAY_worker_niceness", "0")
-            ray.init(
-                address="local",
-                num_cpus=max(workers, os.cpu_count() or 1),
-                object_store_memory=_OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                **quiet,
-            )
-    except Exception as error:  # which is what Ray raises, bare, where its processes do not come up in time
-        hint = "; if the cluster wants a token, set RAY_AUTH_MODE=token" if address else ""
-        reason = " ".join(str(error).split())
-        raise CorpusError(f"cannot use Ray at {address or 'this machine'}: {reason}{hint}") from error
+        connect(address or "local", **local)
+    except ClusterError as error:
+        raise CorpusError(str(error)) from error
     try:
         _quiet()
         yield

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import signal
 from collections.abc import Iterator
 
 import ray
 
+from cluster.ray_connection import ClusterError, NoCluster, connect
 from cluster.retrieval import Corpus, CorpusError
 from cluster.retrieval.actor import running_actors, start_actors, stop_actors
 from cluster.retrieval.client import ActorCorpus, RetrievalConfig
@@ -66,8 +66,10 @@ def _cluster(address: str | None) -> Iterator[bool]:
     own = False
     if address is None and "RAY_ADDRESS" not in os.environ:
         try:
-            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError:
+            connect("auto")
+        except NoCluster:
             own = True
+        except ClusterError as error:
+            raise CorpusError(str(error)) from error
     with ray_session(address, 1):
         yield own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import select
 import time
@@ -21,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray.exceptions import RayError
 from ray.util import metrics
 
+from cluster.ray_connection import ClusterError, connect
 from cluster.retrieval.actor import Holding, actor_name, find_actor, running_actors
 from cluster.retrieval.corpus import Corpus, check_tokenizer
 from cluster.retrieval.errors import CorpusError
@@ -81,11 +81,11 @@ def open_corpus(config: RetrievalConfig, tokenizer_fingerprint: str) -> CorpusLo
 def _join_cluster(corpus: str) -> None:
     """Connect to the cluster at $RAY_ADDRESS, or to the one that runs on this machine."""
     try:
-        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # which is what Ray raises, bare, in some cases
+        connect(os.environ.get("RAY_ADDRESS", "auto"))
+    except ClusterError as error:
         raise CorpusError(
-            f"no Ray cluster to ask actors on: {' '.join(str(error).split())}; start one with ray start --head and the "
-            f"actors with python -m corpus_builder serve {corpus}; if it wants a token, set RAY_AUTH_MODE=token"
+            f"no Ray cluster to ask actors on: {error}; start one with ray start --head and the actors with "
+            f"python -m corpus_builder serve {corpus}"
         ) from error
 
 

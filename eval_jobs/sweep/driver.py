@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,12 @@ from typing import Any
 
 import ray
 
+from cluster.ray_connection import ClusterError, connect
 from eval_jobs.benchmarks import Task
 from eval_jobs.metrics.pairs import is_comparable
 from eval_jobs.rows import Divergence, Row, Trace
 from eval_jobs.run_directory import RunDirectory
-from eval_jobs.sweep.pool import ActorPool, Call, Failure, plan
+from eval_jobs.sweep.pool import ActorPool, Call, Failure, SweepError, plan
 from eval_jobs.sweep.progress import Progress
 from eval_jobs.sweep.settings import SweepSettings
 from eval_jobs.sweep.work import missing_answers, missing_divergences, missing_traces
@@ -94,7 +94,10 @@ def _ray(address: str | None) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **_local_options(address))
+    try:
+        connect(address, **_local_options(address))
+    except ClusterError as error:
+        raise SweepError(str(error)) from error
     try:
         yield
     finally:
