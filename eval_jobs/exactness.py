@@ -23,7 +23,6 @@ from eval_jobs.options import add_prompt_options
 from eval_jobs.systems import HuggingFaceSystem
 
 Prompts = Sequence[Sequence[int]]
-_BEGINNING = 40  # tokens for which a second sequence has room before it is in the way
 _SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 20}
 
 
@@ -105,13 +104,13 @@ class Checker:
         return [o.token_ids for o in outputs]
 
     def preempted(self, method: Method, params: SamplingParams) -> list[list[int]]:
-        """Two of about one length at a time, with memory for one and the beginning of the other."""
+        """Two of about one length at a time, with memory for one and half the answer of the other."""
         capacity = self._roomy.capacity(Speculation(method=method, capacity=self._capacity))
         by_length = sorted(range(len(self._prompts)), key=lambda i: len(self._prompts[i]))
         answers: dict[int, list[int]] = {}
         for pair in (by_length[i : i + 2] for i in range(0, len(by_length), 2)):
             lengths = [len(self._prompts[i]) + capacity for i in pair]
-            rows = max(lengths) + params.max_new_tokens + min(lengths) + _BEGINNING
+            rows = max(lengths) + params.max_new_tokens + min(lengths) + params.max_new_tokens // 2
             gib = self._roomy.config.kv_cache_gib * rows / self._roomy.kv_rows
             engine = self._engine(EngineConfig(max_sequences=2, kv_cache_gib=gib))
             outputs = engine.generate([self._request(self._prompts[i], method, params) for i in pair])
