@@ -49,8 +49,10 @@ class Scheduler:
             self._admit()
         decoding = [s for s in self.running if s.is_decoding]
         prompts = [s for s in self.running if not s.is_decoding]
-        budget = self._beside(len(decoding)) if decoding else self._config.max_step_tokens
-        return [Work(s, 1) for s in decoding] + _divided(prompts, budget)
+        works = [Work(s, 1) for s in decoding]
+        if prompts:
+            works += _divided(prompts, self._beside(len(decoding)) if decoding else self._config.max_step_tokens)
+        return works
 
     def _beside(self, decoding: int) -> int:
         """Prompt tokens of a step in which so many sequences decode."""
@@ -176,8 +178,6 @@ def _divided(prompts: list[Sequence], budget: int) -> list[Work]:
 
     The rest goes to the shortest first, so that nobody waits for all of a long prompt that came earlier.
     """
-    if not prompts:
-        return []
     first, *others = prompts
     kept = min(first.pending, budget - budget // 2)
     left = budget - kept

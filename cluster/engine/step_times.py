@@ -64,12 +64,8 @@ class StepTimes:
 
     def predict(self, widths: NDArray[np.float64], context: int, sequences: int = 1) -> NDArray[np.float64]:
         """Seconds of steps of these widths over so many tokens of context, all sequences together."""
-        inside = np.interp(widths, self._widths, self._seconds)
-        middle = len(self._widths) // 2
-        slope = (self._seconds[-1] - self._seconds[middle]) / (self._widths[-1] - self._widths[middle])
-        beyond = np.maximum(widths - self._widths[-1], 0.0) * slope
         read, attended = self._of_context(widths, context, sequences)
-        return np.asarray(inside + beyond + read + attended)
+        return np.asarray(self._of_width(widths) + read + attended)
 
     def of_drafting(self, rows: int, most: int, context: int, sequences: int = 1) -> NDArray[np.float64]:
         """float64 [most + 1]: seconds of a step of ``rows`` tokens and 0..most draft tokens."""
@@ -81,14 +77,16 @@ class StepTimes:
 
         Without the former, the times of widths that are not tried stay those of the machine's state at the start.
         """
-        predicted = float(self.predict(np.array([width], np.float64), context, sequences)[0])
+        widths = np.array([width], np.float64)
+        read, attended = self._of_context(widths, context, sequences)
+        parts = np.array([self._of_width(widths)[0], read, attended[0]])
+        predicted = parts.sum()
         surplus = min(max(seconds / predicted, 1 / _OUTLIER), _OUTLIER) - 1
-        read, attended = self._of_context(np.array([width], np.float64), context, sequences)
         # Each part moves by its share, so that what one of them gets wrong does not spoil the others.
-        self._context_seconds *= 1 + _DRIFT * surplus * read / predicted
-        self._attended_seconds *= 1 + _DRIFT * surplus * float(attended[0]) / predicted
-        surplus *= 1 - (read + float(attended[0])) / predicted
+        surplus, of_reading, of_attending = surplus * parts / predicted
         self._seconds *= 1 + _DRIFT * surplus
+        self._context_seconds *= 1 + _DRIFT * of_reading
+        self._attended_seconds *= 1 + _DRIFT * of_attending
         right = int(np.clip(np.searchsorted(self._widths, width), 1, len(self._widths) - 1))
         left = right - 1
         share = np.clip((width - self._widths[left]) / (self._widths[right] - self._widths[left]), 0.0, 1.0)
@@ -97,6 +95,13 @@ class StepTimes:
         near = left if share < 0.5 else right
         np.minimum(self._seconds[:near], self._seconds[near], out=self._seconds[:near])
         np.maximum(self._seconds[near:], self._seconds[near], out=self._seconds[near:])
+
+    def _of_width(self, widths: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of steps without context."""
+        inside = np.interp(widths, self._widths, self._seconds)
+        middle = len(self._widths) // 2
+        slope = (self._seconds[-1] - self._seconds[middle]) / (self._widths[-1] - self._widths[middle])
+        return np.asarray(inside + np.maximum(widths - self._widths[-1], 0.0) * slope)
 
     def _of_context(
         self, widths: NDArray[np.float64], context: int, sequences: int
