@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> None:
         options = ["--limit", "3", "--corpus", corpus, "--max-new-tokens", args.max_new_tokens]
         _finish("eval_jobs", "compare", "--bench", bench, *model, *options)
         print("\nvanilla takes a step for every token; the others draft, and keep only what the model chooses.")
+        print("Beside other work on this machine the ratios mean little; run the last command again when it is idle.")
 
 
 @contextmanager

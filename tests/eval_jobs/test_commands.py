@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
+import ray
 
 import cluster.__main__ as cluster_command
 import eval_jobs.__main__ as eval_command
@@ -128,3 +130,12 @@ def test_broken_prompt_files_name_the_line(model_dir, tmp_path, capsys, content,
 def test_unknown_methods_are_named(model_dir, bench, capsys):
     assert eval_command.main(["compare", "--model", model_dir, "--bench", bench, "--methods", "hf,magic"]) == 2
     assert "magic" in capsys.readouterr().err
+
+
+def test_a_sweep_on_a_cluster_that_is_not_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    assert eval_command.main(["sweep", "--bench", "own", "--out", str(tmp_path / "run"), "--address", address]) == 2
+    assert f"no Ray cluster answers at {address}" in capsys.readouterr().err
