@@ -70,8 +70,11 @@ def parse_prompt(line: str, where: str, number: int) -> Prompt:
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
         raise PromptFileError(f"{where}: needs 'turns' (a list of strings) or 'prompt' (a string)")
     check_text("".join(turns), where)
-    name = row.get("question_id", row.get("id", number))
-    return Prompt(str(name), str(row.get("category", "prompts")), tuple(turns))
+    name, category = row.get("question_id", row.get("id")), row.get("category", "prompts")
+    if not isinstance(name, str | int | None) or not isinstance(category, str):
+        raise PromptFileError(f"{where}: 'question_id' must be a string or a whole number, 'category' a string")
+    check_text(f"{name}{category}", where)
+    return Prompt(str(number if name is None else name), category, tuple(turns))
 
 
 def check_text(text: str, where: str) -> None:

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         for problem in error.errors():
             field = ".".join(str(part) for part in problem["loc"]) or "options"
             print(f"error: {field}: {problem['msg']}", file=sys.stderr)
-    except CorpusError as error:
+    except (CorpusError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         return 130

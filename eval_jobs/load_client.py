@@ -83,6 +83,8 @@ class LoadClient:
             outcome.error, outcome.detail = failure.kind, str(failure)
         except EventError as error:
             outcome.error, outcome.detail = "not an event", str(error)
+        except (AttributeError, TypeError, ValueError, KeyError) as error:  # events that are none of this API
+            outcome.error, outcome.detail = "not an event", repr(error)
         except (TimeoutError, httpx.TimeoutException):
             outcome.error, outcome.detail = "timeout", f"no end within {self._timeout:g} s"
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -101,22 +101,42 @@ class RunDirectory:
         Raises:
             RunError: there is no run.
         """
-        return dict(self._json("run.json"))
+        settings = self._json("run.json")
+        if not isinstance(settings, dict):
+            raise RunError(f"{self.path / 'run.json'} is damaged: no settings in it")
+        return settings
 
     @property
     def tasks(self) -> list[Task]:
         """The tasks asked for so far."""
-        return [Task.model_validate(row) for row in self._json("tasks.json")]
+        try:
+            return [Task.model_validate(row) for row in self._json("tasks.json")]
+        except (TypeError, ValueError) as error:
+            raise RunError(f"{self.path / 'tasks.json'} is damaged: {error}") from error
 
     @property
     def exists(self) -> bool:
         return (self.path / "run.json").exists()
 
     def describe(self, settings: dict[str, Any], tasks: Iterable[Task]) -> None:
-        """Write the settings and add to the tasks."""
+        """Write the settings and add to the tasks.
+
+        Raises:
+            RunError: two tasks have the same name, or the run has other tasks of these names.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob("*/*.tmp"):  # by a process that was killed
+            left.unlink()
         known = {(t.bench, t.id): t for t in self.tasks} if self.exists else {}
-        known.update({(t.bench, t.id): t for t in tasks})
+        new: dict[tuple[str, str], Task] = {}
+        for task in tasks:
+            name = task.bench, task.id
+            if name in new:
+                raise RunError(f"there are two questions {task.id} of {task.bench}; name the prompt files differently")
+            if known.get(name, task) != task:
+                raise RunError(f"{self.path} has another question {task.id} of {task.bench}; name another --out")
+            new[name] = task
+        known |= new
         self._write_json("tasks.json", [t.model_dump() for t in known.values()])
         self._write_json("run.json", settings)
 

@@ -184,7 +184,7 @@ class ActorCorpus:
             for name in found:
                 if name in holdings and holdings[name].node_id == here:
                     with contextlib.suppress(CorpusError):  # a container of the node with other files
-                        shards[shard] = map_shard(Path(holdings[name].path))
+                        shards[shard] = map_shard(Path(holdings[name].path), shard)
         if shards:
             self.mapped = tuple(sorted(shards))
             self._local = Corpus(self.manifest, shards)

@@ -56,7 +56,7 @@ class Corpus:
         for index in range(len(manifest.shards)) if shards is None else shards:
             if not 0 <= index < len(manifest.shards):
                 raise CorpusError(f"{location.text} has {len(manifest.shards)} shards, so there is no shard {index}")
-            mapped[index] = map_shard(local_file(location, manifest.shards[index], manifest.corpus_id, cache))
+            mapped[index] = map_shard(local_file(location, manifest.shards[index], manifest.corpus_id, cache), index)
         return Corpus(manifest, mapped)
 
     @property

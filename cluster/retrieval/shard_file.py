@@ -56,8 +56,8 @@ def write_shard(path: Path, index: int, shard: Shard, notes: dict[bytes, bytes])
         writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
-def map_shard(path: Path) -> Shard:
-    """Map a shard file; nothing is read but its footer. Raises CorpusError for any other or damaged file."""
+def map_shard(path: Path, index: int) -> Shard:
+    """Map the file of this shard; nothing is read but its footer. Raises CorpusError for any other or damaged file."""
     try:
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
             metadata = reader.schema.metadata or {}
@@ -67,9 +67,13 @@ def map_shard(path: Path) -> Shard:
                 )
             if reader.schema.remove_metadata() != SCHEMA or reader.num_record_batches != 1:
                 raise CorpusError(f"{path} does not have the columns of a corpus shard; rebuild the corpus")
+            if metadata[b"logitspec.shard"] != str(index).encode():
+                raise CorpusError(f"{path} holds another shard of a corpus; copy the files again")
             batch = reader.get_batch(0)
             home_slots = int(metadata[b"logitspec.home_slots"])
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except CorpusError:
+        raise
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise CorpusError(f"{path} is damaged or cut short ({_first_line(error)}); rebuild or copy it again") from error
     return Shard(
         home_slots,

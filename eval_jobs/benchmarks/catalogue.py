@@ -34,7 +34,7 @@ class Benchmark:
 
 def conversation(bench: str, number: int, row: Row) -> Task:
     """A row in Spec-Bench's schema. An ``answer`` beside it is a number to be matched."""
-    prompt = parse_prompt(json.dumps(dict(row)), f"{bench}, row {number}", number)
+    prompt = parse_prompt(json.dumps(dict(row)), bench, number)
     group = "mt_bench" if prompt.category in MT_BENCH_CATEGORIES else prompt.category
     answer = None if row.get("answer") is None else str(row["answer"])
     scoring = None if answer is None else "number"

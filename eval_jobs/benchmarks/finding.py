@@ -77,11 +77,11 @@ def _read(files: Iterable[Path], name: str, make_task: MakeTask) -> list[Task]:
                 if file.suffix == ".gz"
                 else file.open(encoding="utf-8-sig") as f
             ):
-                lines = [line for line in f if line.strip()]
+                lines = [(f"{file}, line {n}", line) for n, line in enumerate(f, 1) if line.strip()]
         except (OSError, UnicodeDecodeError, EOFError) as error:
             raise BenchmarkError(f"cannot read the benchmark {file}: {error}") from error
-        for number, line in enumerate(lines, 1):
-            tasks += _make(name, number, _parse(line, f"{file}, line {number}"), make_task, str(file))
+        for number, (where, line) in enumerate(lines, 1):
+            tasks += _make(name, number, _parse(line, where), make_task, where)
     return _checked(tasks, name)
 
 
@@ -101,7 +101,7 @@ def _make(name: str, number: int, row: Mapping[str, Any], make_task: MakeTask, w
     except PromptFileError as error:
         raise BenchmarkError(f"{where}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BenchmarkError(f"{where}, row {number}: no row of {name}: {error!r}") from error
+        raise BenchmarkError(f"{where}: no row of {name}: {error!r}") from error
     return [] if task is None else [task]
 
 
@@ -132,5 +132,5 @@ def _from_hub(name: str, bench: Benchmark, directories: list[Path]) -> list[Task
         rows = datasets.load_dataset(path, configuration, split=split)
     except Exception as error:  # whatever the hub, the network or the cache has to complain about
         raise BenchmarkError(f"{missing} ({path} cannot be loaded from the hub: {error})") from error
-    tasks = [task for number, row in enumerate(rows, 1) for task in _make(name, number, row, bench.make_task, path)]
-    return _checked(tasks, name)
+    made = [_make(name, n, row, bench.make_task, f"{path}, row {n}") for n, row in enumerate(rows, 1)]
+    return _checked([task for found in made for task in found], name)

@@ -10,11 +10,13 @@ import contextlib
 import os
 import re
 import resource
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 from functools import cache
+from pathlib import Path
 
 _BLOCK = re.compile(r"```(?:python|py)?[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
@@ -36,8 +38,10 @@ def program_with_tests(text: str, prefix: str, tests: str) -> str:
 
 @cache  # methods that give the same answer have it run once
 def run_program(program: str, timeout_s: float = 10.0, memory_mib: int = 1024) -> bool:
-    """True if the program ends by itself, without an error, within its limits."""
+    """True if the program runs to its last line, without an error, within its limits."""
     with tempfile.TemporaryDirectory() as directory:
+        reached = Path(directory, secrets.token_hex(8))  # as an answer that exits would end well, too
+        program += f"\nopen({reached.name!r}, 'x').close()\n"
         process = subprocess.Popen(
             [sys.executable, "-I", "-"],
             stdin=subprocess.PIPE,
@@ -54,7 +58,7 @@ def run_program(program: str, timeout_s: float = 10.0, memory_mib: int = 1024) -
             return False
         finally:
             _end(process)
-        return process.returncode == 0
+        return process.returncode == 0 and reached.exists()
 
 
 def _limit(timeout_s: float, memory_mib: int) -> None:

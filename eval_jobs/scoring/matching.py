@@ -8,6 +8,7 @@ from fractions import Fraction
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 _MARKS = re.compile(r"(?:####|answer\s+is\s*:?|answer\s*:)", re.IGNORECASE)
 _FRACTION = re.compile(r"(-?)\\frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}")
+_HUGE = re.compile(r"e[+-]?\d{4,}", re.IGNORECASE)  # a power of ten that takes minutes to write out
 _DROPPED = ("\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "$", "^\\circ", "^{\\circ}", "\\%", "%")
 
 
@@ -64,6 +65,8 @@ def _normal(expression: str) -> str:
 def _number(text: str) -> Fraction | None:
     """The value of an integer, a decimal or a fraction; None if it is none of them."""
     text = _FRACTION.sub(r"\1\2/\3", text.strip().replace(",", "").replace(" ", ""))
+    if _HUGE.search(text):
+        return None
     try:
         return Fraction(text)
     except (ValueError, ZeroDivisionError):

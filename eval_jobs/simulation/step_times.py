@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,6 @@ def read_curve(text: str) -> StepCurve:
     except (ValueError, OSError, AttributeError, TypeError) as error:
         raise StepTimesError(f"step times are WIDTH:MS,… or a JSON file of them, not {text!r}: {error}") from error
     widths = sorted(pairs)
-    if widths[0] != 1 or min(pairs.values()) <= 0:
+    if not widths or widths[0] != 1 or not all(0 < ms < math.inf for ms in pairs.values()):
         raise StepTimesError("step times must be positive and begin with that of width 1")
     return StepCurve(np.array(widths, np.float64), np.array([pairs[w] / 1000 for w in widths]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> None:
         raise RunError(f"method {needing[0]} drafts from a reference corpus; give one (--corpus DIR)")
     if args.repeats < 1 or (args.actors is not None and args.actors < 1):
         raise RunError("--repeats and --actors must be at least 1")
+    if any(share is not None and not 0 <= share < math.inf for share in (args.cpus_per_actor, args.gpus_per_actor)):
+        raise RunError("--cpus-per-actor and --gpus-per-actor must be numbers from 0 on")
     settings = SweepSettings(
         model=_absolute(args.model),
         dtype=args.dtype,

@@ -101,6 +101,11 @@ def test_any_file_in_spec_benchs_schema(tmp_path):
         ("[]", "object"),
         ('{"turns": 3}', "turns"),
         ("", "no tasks"),
+        ('\n\n{"turns": ["a"]}\n\n{"turns": 3}', "line 5"),
+        ('{"turns": ["a"], "question_id": [1]}', "question_id"),
+        ('{"turns": ["a"], "category": 1}', "category"),
+        ('{"turns": ["a"], "category": "\\ud800"}', "surrogate"),
+        ('{"turns": ["a"], "question_id": null}\n' * 2, None),
         ('{"turns": ["a"]}\n' * 2, None),
     ],
 )

@@ -33,6 +33,7 @@ STREAMS = {
     "cut": WHOLE[:-1],
     "failing": [*WHOLE[:-1], event({"error": {"message": "it broke"}})],
     "babbling": ["data: {nope\n\n"],
+    "foreign": [event({"choices": [5]})],
 }
 
 
@@ -120,6 +121,7 @@ def test_pieces_are_counted_where_the_endpoint_counts_no_tokens(url):
         ("failing", "stream error", "it broke"),
         ("cut", "cut off", "ended"),
         ("babbling", "not an event", "{nope"),
+        ("foreign", "not an event", "int"),
         ("hanging", "timeout", "0.3 s"),
     ],
 )

@@ -61,6 +61,33 @@ def test_tasks_add_up(tmp_path):
     assert run.tasks == [task("1"), task("2", answer="3", scoring="number")]
 
 
+def test_a_question_is_not_taken_for_another_of_the_same_name(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.describe(SETTINGS, [task("1", answer="2", scoring="number")])
+    with pytest.raises(RunError, match="another question 1 of"):
+        run.describe(SETTINGS, [task("1", answer="10", scoring="number")])
+    with pytest.raises(RunError, match="two questions 2 of"):
+        run.describe(SETTINGS, [task("2"), task("2")])
+    assert run.tasks == [task("1", answer="2", scoring="number")]
+
+
+def test_what_killed_processes_left_goes(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.rows.append([row()])
+    (tmp_path / "rows" / "part-half.tmp").write_bytes(b"half a file")
+    run.describe(SETTINGS, [task("1")])
+    assert [file.suffix for file in (tmp_path / "rows").iterdir()] == [".parquet"]
+
+
+@pytest.mark.parametrize(("name", "content"), [("run.json", "5"), ("tasks.json", "5"), ("tasks.json", '[{"a": 1}]')])
+def test_damaged_descriptions_are_named(tmp_path, name, content):
+    run = RunDirectory(tmp_path)
+    run.describe(SETTINGS, [task("1")])
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RunError, match=f"{name} is damaged"):
+        assert run.settings and run.tasks
+
+
 def test_no_run(tmp_path):
     with pytest.raises(RunError, match="holds no run"):
         _ = RunDirectory(tmp_path / "nowhere").settings

@@ -50,6 +50,12 @@ def test_wrong_expressions(text):
     assert not is_right_expression(text, "\\frac{1}{2}")
 
 
+def test_huge_powers_of_ten_are_no_numbers():
+    assert not is_right_number("The answer is 7", "1e400000000")
+    assert not is_right_expression("\\boxed{1e-400000000}", "0")
+    assert is_right_expression("\\boxed{1e3}", "1000")
+
+
 PREFIX = "import math\n\n\ndef area(r):\n    '''Area of a circle.'''\n"
 TESTS = "assert abs(area(1) - 3.14159) < 1e-3\n"
 
@@ -80,6 +86,8 @@ def test_programs_of_wrong_answers_fail(answer):
         "open('f', 'wb').write(b'x' * (4 << 20))",
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])",
         "raise SystemExit(1)",
+        "raise SystemExit(0)",  # the tests behind it do not run
+        "import os; os._exit(0)",
     ],
 )
 def test_programs_beyond_their_limits_fail(program):

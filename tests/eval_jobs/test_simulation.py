@@ -125,7 +125,7 @@ def test_a_class_is_named_by_its_module(recorded, capsys):
     assert methods["cluster.decoding.lookup_methods:PromptLookup"]["mat"] == methods["pld"]["mat"]
 
 
-@pytest.mark.parametrize("text", ["2:10", "1:0", "1:x", "nonsense", "1"])
+@pytest.mark.parametrize("text", ["2:10", "1:0", "1:x", "1:nan", "nonsense", "1"])
 def test_curves_that_are_none(text):
     with pytest.raises(StepTimesError, match="step times"):
         read_curve(text)

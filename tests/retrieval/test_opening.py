@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from cluster.retrieval import BuildParameters, Corpus, CorpusError, as_queries, verify
+from cluster.retrieval.shard_file import map_shard
 from tests.corpora import write_corpus
 
 DOCUMENTS = [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9]]
@@ -84,6 +85,12 @@ def test_a_shard_with_columns_that_arrow_does_not_know(directory: Path):
     shard.write_bytes(content.replace((64).to_bytes(4, "little"), (65).to_bytes(4, "little")))
     with pytest.raises(CorpusError, match=r"shard-00000\.arrow is damaged"):
         Corpus.open(directory)
+
+
+def test_a_shard_in_the_place_of_another(directory: Path):
+    assert map_shard(directory / "shard-00000.arrow", 0).home_slots
+    with pytest.raises(CorpusError, match=r"shard-00000\.arrow holds another shard"):
+        map_shard(directory / "shard-00000.arrow", 1)
 
 
 def test_verify_finds_one_flipped_bit(directory: Path):
