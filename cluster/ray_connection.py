@@ -30,8 +30,6 @@ def connect(address: str | None, **options: Any) -> None:
         raise NoCluster(f"no Ray cluster answers at {address}; start one with ray start --head or name another one")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except SystemExit as error:  # Ray knows an address, from a cluster that ended otherwise than by `ray stop`
-        raise NoCluster("the Ray cluster that ran here last does not answer; forget it with ray stop") from error
     except Exception as error:  # which is what Ray raises, bare, in many cases
         reason = " ".join(str(error).split())
         if address == "local":
