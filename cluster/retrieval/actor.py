@@ -105,9 +105,9 @@ def start_actors(directory: str, *, replicas: int = 1, timeout_s: float = 120.0)
                 lifetime="detached",
                 get_if_exists=True,
                 num_cpus=0,
+                memory=1,  # a byte: Ray places actors that reserve nothing at random, whatever the strategy
                 max_restarts=-1,
                 max_task_retries=0,
-                # Ray's own SPREAD may put actors that reserve no CPU all on one node.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[len(handles) % len(nodes)], soft=True),
             ).remote(directory, manifest.corpus_id, shard)
     for name, handle in handles.items():
