@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from cluster.cli.options import add_capacity_option, add_corpus_options, add_model_options, model_config, open_corpus
 from cluster.decoding.adaptive import LEAVABLE, Adaptive
@@ -21,6 +20,7 @@ from cluster.retrieval import CorpusLookup
 from eval_jobs.benchmarks import first_turns
 from eval_jobs.comparison import GapMeter, summarize
 from eval_jobs.options import add_prompt_options
+from eval_jobs.progress import Progress
 from eval_jobs.systems import HF_SYSTEMS, SYSTEMS, EngineSystem, Generation, HuggingFaceSystem, System
 
 _HF_LOOKUP_TOKENS = 10
@@ -124,9 +124,12 @@ def run_interleaved(
         system.generate(prompts[0], warm_up)
     names = list(systems)
     runs: dict[str, list[Generation]] = {name: [] for name in names}
-    for i, prompt in enumerate(tqdm(prompts, "compare", unit="prompt", disable=None)):
+    progress = Progress(len(prompts) * len(names), "answers")
+    for i, prompt in enumerate(prompts):
         for name in (*names[i % len(names) :], *names[: i % len(names)]):
             runs[name].append(systems[name].generate(prompt, params))
+            progress.add(1)
+    progress.close()
     return runs
 
 

@@ -20,9 +20,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cluster.prompts import PromptFileError, read_prompts
+from cluster.prompts import PromptFileError
+from eval_jobs.benchmarks import first_turns
 from eval_jobs.load_client import LoadClient, Outcome
 from eval_jobs.load_summary import format_table, summarize
+from eval_jobs.options import add_bench_options
+from eval_jobs.progress import Progress
 
 _MOST = 100_000
 
@@ -32,7 +35,7 @@ def add_parser(subcommands: Any) -> None:
     parser = subcommands.add_parser("load", help="time an endpoint under load", description=__doc__)
     parser.add_argument("--base-url", required=True, metavar="URL", help="such as http://127.0.0.1:8000/v1")
     parser.add_argument("--model", required=True, help="what the endpoint calls it")
-    parser.add_argument("--bench", required=True, nargs="+", metavar="FILE.jsonl", help="prompts; first turns are used")
+    add_bench_options(parser)
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--concurrency", type=_numbers(int), default=[1, 4, 16], metavar="N,…", help="default: 1,4,16")
     level.add_argument("--rate", type=_numbers(float), metavar="R,…", help="requests a second")
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConnectionError: the endpoint does not answer a first request as it should.
     """
-    texts = [p.turns[0] for path in args.bench for p in read_prompts(path)]
+    texts = [text for bench in args.bench for text in first_turns(bench, args.limit)]
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
     levels = asyncio.run(_run_levels(args, texts))
@@ -115,16 +118,17 @@ async def at_concurrency(client: LoadClient, prompts: Sequence[str], concurrency
     """Outcomes in the order of the prompts, ``concurrency`` requests under way until none is left to send."""
     outcomes: dict[int, Outcome] = {}
     waiting = iter(enumerate(prompts))
+    progress = Progress(len(prompts), "requests")
     start = time.perf_counter()
 
     async def worker() -> None:
         for i, prompt in waiting:
-            outcomes[i] = await _timed(client, prompt, start)
-            _progress(len(outcomes), len(prompts))
+            outcomes[i] = await _timed(client, prompt, start, progress)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(prompts))):
             group.create_task(worker())
+    progress.close()
     return [outcomes[i] for i in range(len(prompts))]
 
 
@@ -132,25 +136,23 @@ async def at_rate(client: LoadClient, prompts: Sequence[str], rate: float) -> li
     """Outcomes in the order of the prompts, which are sent at random times, the same in every run."""
     chance = random.Random(0)
     start = due = time.perf_counter()
+    progress = Progress(len(prompts), "requests")
     tasks = []
     async with asyncio.TaskGroup() as group:
         for prompt in prompts:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            tasks.append(group.create_task(_timed(client, prompt, start)))
-            _progress(len(tasks), len(prompts))
+            tasks.append(group.create_task(_timed(client, prompt, start, progress)))
             due += chance.expovariate(rate)
+    progress.close()
     return [task.result() for task in tasks]
 
 
-async def _timed(client: LoadClient, prompt: str, start: float) -> Outcome:
+async def _timed(client: LoadClient, prompt: str, start: float, progress: Progress) -> Outcome:
     began = time.perf_counter() - start
     outcome = await client.ask(prompt)
     outcome.began = began
+    progress.add(1, outcome.error is not None)
     return outcome
-
-
-def _progress(done: int, count: int) -> None:
-    print(f"\r{done}/{count} requests", end="\n" if done == count else "", file=sys.stderr, flush=True)
 
 
 def api_key(variable: str | None) -> str | None:

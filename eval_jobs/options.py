@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 
-def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """--bench, --limit, --max-new-tokens."""
+def add_bench_options(parser: argparse.ArgumentParser) -> None:
+    """--bench, --limit."""
     parser.add_argument(
         "--bench",
         required=True,
@@ -15,4 +15,9 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
         help="files, or names as for sweep; first turns are used",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="N prompts of each file, evenly spaced (default: all)")
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """--bench, --limit, --max-new-tokens."""
+    add_bench_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")

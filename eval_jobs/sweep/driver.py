@@ -14,10 +14,10 @@ import ray
 from cluster.ray_connection import ClusterError, connect
 from eval_jobs.benchmarks import Task
 from eval_jobs.metrics.pairs import is_comparable
+from eval_jobs.progress import Progress
 from eval_jobs.rows import Divergence, Row, Trace
 from eval_jobs.run_directory import RunDirectory
 from eval_jobs.sweep.pool import ActorPool, Call, Failure, SweepError, plan
-from eval_jobs.sweep.progress import Progress
 from eval_jobs.sweep.settings import SweepSettings
 from eval_jobs.sweep.work import missing_answers, missing_divergences, missing_traces
 
