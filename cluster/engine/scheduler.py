@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 
@@ -130,12 +131,14 @@ class Scheduler:
         if not self._config.prefix_reuse or sequence.unscored:
             return best
         tokens = sequence.index.tokens[:-1]  # the last token must be computed: its logits choose the next
-        held = [(e.extent, e.tokens, e) for e in self._cache.entries()]
-        live = [(s.extent, s.index.tokens[: s.computed], None) for s in self.running]
-        for extent, other, entry in [*held, *live]:
+        held = ((e.extent, e.tokens, e) for e in self._cache.entries())
+        live = ((s.extent, s.index.tokens[: s.computed], None) for s in self.running)
+        for extent, other, entry in itertools.chain(held, live):
             shared = common_prefix(tokens, other)
             if shared >= max(_WORTH_REUSING, best[1] + 1):
                 best = (extent, shared, entry)
+            if shared == len(tokens):
+                break
         return best
 
     def _reserve(self, sequence: Sequence, rows: int) -> bool:
