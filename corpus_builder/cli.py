@@ -31,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     except (CorpusError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
+        if "out" in args:
+            print(f"interrupted; the same command goes on with what is in {args.out}", file=sys.stderr)
         return 130
     return 2
 

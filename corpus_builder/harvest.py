@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, Field
-from tqdm import tqdm
 
 from cluster.models import tokenizer_fingerprint
 from cluster.prompts import PromptFileError, evenly_spaced, parse_prompt, read_lines
@@ -19,10 +17,9 @@ from corpus_builder.answers import ANSWERS_NAME, AnswerFile, open_answers
 from corpus_builder.build import build, tokenizer_of
 from corpus_builder.documents import TOKEN_FIELD
 from corpus_builder.engines import Fields, running_engines, share
+from corpus_builder.progress import progress_bar
 from corpus_builder.ray_steps import ray_session
 from corpus_builder.requests import BuildRequest, Execution
-
-_LINE_EVERY_S = 30.0  # of progress that does not go to a terminal
 
 
 class HarvestRequest(BaseModel):
@@ -114,8 +111,7 @@ def _answer(prompts: dict[str, Fields], request: HarvestRequest, answers: Answer
     wanted = evenly_spaced(list(prompts), request.limit)
     missing = [prompt for prompt in wanted if prompt not in answers.prompts]
     made = Harvest(wanted=len(wanted), found=len(wanted) - len(missing))
-    interval = 0.5 if sys.stderr.isatty() else _LINE_EVERY_S
-    with tqdm(total=len(wanted), initial=made.found, desc="answer", unit="prompt", mininterval=interval) as bar:
+    with progress_bar(len(wanted), "answer", "prompt", made.found) as bar:
         for prompt, fields in _asked(missing, prompts, request):
             if fields is None:
                 made.lost += 1

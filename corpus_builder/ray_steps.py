@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import ray
 from ray.data import DataContext, TaskPoolStrategy
-from tqdm import tqdm
 
 from cluster.ray_connection import ClusterError, connect
 from cluster.retrieval import CorpusError
+from corpus_builder.progress import progress_bar
 
 _OBJECT_STORE_BYTES = 200 << 20  # rows are a few hundred bytes; all else goes through files
 
@@ -66,15 +66,15 @@ def run_step(
     )
     results: list[Any] = [None] * len(rows)
     total = 0
-    with tqdm(total=len(rows), desc=label, unit="part", disable=None) as bar:
+    with progress_bar(len(rows), label, "part") as bar:
         for row in data.iter_rows():
             if row["error"]:
                 raise CorpusError(row["error"])
             results[row["number"]] = json.loads(row["result"])
-            bar.update()
             if amount is not None:
                 total += amount(results[row["number"]])
-                bar.set_postfix_str(f"{total:,} tokens")
+                bar.set_postfix_str(f"{total:,} tokens", refresh=False)
+            bar.update()
     return results
 
 

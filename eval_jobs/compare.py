@@ -19,7 +19,7 @@ from cluster.prompts import PromptFileError
 from cluster.retrieval import CorpusLookup
 from eval_jobs.benchmarks import first_turns
 from eval_jobs.comparison import GapMeter, summarize
-from eval_jobs.options import add_prompt_options
+from eval_jobs.options import add_length_option, add_prompt_options
 from eval_jobs.progress import Progress
 from eval_jobs.systems import HF_SYSTEMS, SYSTEMS, EngineSystem, Generation, HuggingFaceSystem, System
 
@@ -39,6 +39,7 @@ def add_parser(subcommands: Any) -> None:
     add_capacity_option(parser)
     add_corpus_options(parser)
     add_prompt_options(parser)
+    add_length_option(parser)
     parser.add_argument("--methods", default="hf,vanilla,pld,logitspec,adaptive", help=f"of {','.join(SYSTEMS)}")
     parser.add_argument(
         "--ablate", action="store_true", help="also run adaptive without each of its sources, to see what it brings"

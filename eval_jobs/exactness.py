@@ -19,7 +19,7 @@ from cluster.engine import Engine, EngineConfig, Request, RequestOutput
 from cluster.models import LoadedModel, load_model, render_chat
 from cluster.retrieval import CorpusLookup
 from eval_jobs.benchmarks import first_turns
-from eval_jobs.options import add_prompt_options
+from eval_jobs.options import add_length_option, add_prompt_options
 from eval_jobs.systems import HuggingFaceSystem
 
 Prompts = Sequence[Sequence[int]]
@@ -33,6 +33,7 @@ def add_parser(subcommands: Any) -> None:
     add_capacity_option(parser)
     add_corpus_options(parser)
     add_prompt_options(parser)
+    add_length_option(parser)
     parser.add_argument("--batch", type=int, default=8, metavar="B", help="sequences at once (default: %(default)s)")
     parser.set_defaults(run=run)
 
@@ -58,15 +59,18 @@ def run(args: argparse.Namespace) -> None:
         "reused": checker.behind_a_reused_prefix,
         "preempted": checker.preempted,
     }
+    print("greedy answers beside generate's, sampled ones beside those of vanilla steps alone:", file=sys.stderr)
     for way, generate in ways.items():
         for method in methods:
             for kind, params, wanted in (("greedy", greedy, expected), ("sampled", sampled, drawn)):
+                preemptions = checker.preemptions
                 same = sum(a == b for a, b in zip(generate(method, params), wanted, strict=True))
                 identical[f"{way}/{kind}/{method}"] = same
-                print(f"{way:<10} {kind:<8} {method:<10} {same}/{len(prompts)} identical", file=sys.stderr)
+                idle = way == "preempted" and checker.preemptions == preemptions
+                note = ", but none had to be preempted: give more prompts or tokens" if idle else ""
+                print(f"{way:<10} {kind:<8} {method:<10} {same}/{len(prompts)} identical{note}", file=sys.stderr)
     if not checker.preemptions:
         identical = {name: same for name, same in identical.items() if not name.startswith("preempted")}
-        print("no sequence had to be preempted, so that was not checked: give more prompts or tokens", file=sys.stderr)
     print(json.dumps({"prompts": len(prompts), "preemptions": checker.preemptions, "identical": identical}))
 
 

@@ -24,7 +24,7 @@ from cluster.prompts import PromptFileError
 from eval_jobs.benchmarks import first_turns
 from eval_jobs.load_client import LoadClient, Outcome
 from eval_jobs.load_summary import format_table, summarize
-from eval_jobs.options import add_bench_options
+from eval_jobs.options import add_prompt_options
 from eval_jobs.progress import Progress
 
 _MOST = 100_000
@@ -35,7 +35,7 @@ def add_parser(subcommands: Any) -> None:
     parser = subcommands.add_parser("load", help="time an endpoint under load", description=__doc__)
     parser.add_argument("--base-url", required=True, metavar="URL", help="such as http://127.0.0.1:8000/v1")
     parser.add_argument("--model", required=True, help="what the endpoint calls it")
-    add_bench_options(parser)
+    add_prompt_options(parser)
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--concurrency", type=_numbers(int), default=[1, 4, 16], metavar="N,…", help="default: 1,4,16")
     level.add_argument("--rate", type=_numbers(float), metavar="R,…", help="requests a second")

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
+
+from eval_jobs.benchmarks import BENCHMARKS, OWN
 
 
-def add_bench_options(parser: argparse.ArgumentParser) -> None:
-    """--bench, --limit."""
+class _Names(argparse.Action):
+    """Makes one list of names that have commas or spaces between them."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+        if not names:
+            parser.error(f"{option} names nothing")
+        setattr(namespace, self.dest, names)
+
+
+def add_bench_option(parser: argparse.ArgumentParser) -> None:
+    """--bench."""
     parser.add_argument(
         "--bench",
-        required=True,
         nargs="+",
+        action=_Names,
+        default=[OWN],
         metavar="BENCH",
-        help="files, or names as for sweep; first turns are used",
+        help=f"{', '.join((OWN, *BENCHMARKS))}, or .jsonl files, with commas or spaces between (default: {OWN})",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="N prompts of each file, evenly spaced (default: all)")
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """--bench, --limit, --max-new-tokens."""
-    add_bench_options(parser)
+    """--bench, --limit, for commands that use first turns."""
+    add_bench_option(parser)
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="N prompts of each benchmark, evenly spaced; of all, first turns (default: all)",
+    )
+
+
+def add_length_option(parser: argparse.ArgumentParser) -> None:
+    """--max-new-tokens."""
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")

@@ -16,7 +16,7 @@ class Progress:
         self._total = total
         self._what = what
         self._done = self._failed = 0
-        self._start = time.monotonic()
+        self._first: tuple[float, int] | None = None  # when the first was done, and how many with it
         self._shown = 0.0
 
     def add(self, done: int, failed: int = 0) -> None:
@@ -24,6 +24,7 @@ class Progress:
         self._done += done
         self._failed += failed
         now = time.monotonic()
+        self._first = self._first or (now, self._done)
         if sys.stderr.isatty():
             print(f"\r{self._line(now)}", end="", file=sys.stderr, flush=True)
         elif now - self._shown > _LOG_EVERY_S or self._done == self._total:
@@ -38,10 +39,16 @@ class Progress:
     def _line(self, now: float) -> str:
         share = self._done / self._total
         filled = int(share * _WIDTH)
-        left = (now - self._start) / self._done * (self._total - self._done)
         failed = f", {self._failed} failed" if self._failed else ""
         bar = "█" * filled + "·" * (_WIDTH - filled)
-        return f"{bar} {self._done}/{self._total} {self._what}{failed}, {_clock(left)} left"
+        return f"{bar} {self._done}/{self._total} {self._what}{failed}{self._left(now)}"
+
+    def _left(self, now: float) -> str:
+        """The time left at the pace since the first was done: before it came what happens once, such as loading."""
+        since, done = self._first or (now, self._done)
+        if self._done == done or self._done == self._total:
+            return ""
+        return f", {_clock((now - since) / (self._done - done) * (self._total - self._done))} left"
 
 
 def _clock(seconds: float) -> str:

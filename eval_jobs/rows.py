@@ -57,7 +57,7 @@ class Row:
         step_seconds: how long the engine expected steps of ``STEP_WIDTHS`` to take during the answer, where the method
             sized its trees by that; else empty.
         memory_bytes: peak of the device's allocations during the generation; of the process so far on a CPU.
-        node, device, dtype, started: where (node id, kind of device), in what type and when (Unix time) it ran.
+        node, device, dtype, started: where (machine/Ray node, kind of device), in what type, when (Unix time).
         error: why there is no answer; None if there is one.
     """
 

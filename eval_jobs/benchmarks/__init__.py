@@ -1,12 +1,13 @@
 """Benchmarks as data: what they are called, where their files are found, how a row becomes a task."""
 
 from eval_jobs.benchmarks.catalogue import BENCHMARKS, Benchmark
-from eval_jobs.benchmarks.finding import BenchmarkError, first_turns, load_benchmark
+from eval_jobs.benchmarks.finding import OWN, BenchmarkError, first_turns, load_benchmark
 from eval_jobs.benchmarks.tasks import MT_BENCH_CATEGORIES, Task, pick_per_group
 
 __all__ = [
     "BENCHMARKS",
     "MT_BENCH_CATEGORIES",
+    "OWN",
     "Benchmark",
     "BenchmarkError",
     "Task",

@@ -74,7 +74,7 @@ class Summary:
     settings: dict[str, Any]
     devices: list[str]
     dtype: str
-    nodes: int
+    machines: int
     tasks: int
     repeats: int
     groups: list[str]
@@ -105,7 +105,7 @@ def summarize(run: RunDirectory, run_code: bool = False) -> Summary:
         settings=settings,
         devices=sorted({r.device for r in rows if r.device}),
         dtype=next((r.dtype for r in rows if r.dtype), "?"),
-        nodes=len({r.node for r in rows if r.node}),
+        machines=len({r.node.partition("/")[0] for r in rows if r.node}),
         tasks=len({r.key.conversation for r in rows}),
         repeats=1 + max(r.repeat for r in rows),
         groups=groups,

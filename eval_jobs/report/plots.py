@@ -33,7 +33,7 @@ def _axes(title: str) -> tuple[Figure, Axes]:
 
 
 def _legend_below(axes: Axes) -> None:
-    axes.legend(fontsize=8, ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
+    axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
 
 
 def _color(entry: Entry, every: Sequence[Entry]) -> str:
@@ -104,7 +104,7 @@ def _hits(runs: Sequence[Summary]) -> Figure | None:
     axes.set_xlabel("k")
     axes.set_ylabel("% of tokens")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
+    _legend_below(axes)
     return figure
 
 

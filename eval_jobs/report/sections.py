@@ -99,7 +99,7 @@ def _runs(runs: Sequence[Summary]) -> Section:
                 str(s.get("model")).rpartition("/")[2],
                 run.dtype,
                 ", ".join(run.devices),
-                str(run.nodes),
+                str(run.machines),
                 f"{run.tasks} × {run.repeats}",
                 f"{s.get('temperature'):g}",
                 str(s.get("max_new_tokens")),
@@ -108,7 +108,7 @@ def _runs(runs: Sequence[Summary]) -> Section:
                 "yes" if s.get("corpus") else "no",
             ]
         )
-    header = "run,model,dtype,device,nodes,tasks × repeats,temperature,new tokens,capacity,concurrency,corpus"
+    header = "run,model,dtype,device,machines,tasks × repeats,temperature,new tokens,capacity,concurrency,corpus"
     return Section("Runs", header.split(","), rows)
 
 

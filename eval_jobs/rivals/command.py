@@ -22,6 +22,7 @@ from cluster.models.checkpoints import model_checkpoint
 from cluster.models.resolve import resolve
 from cluster.prompts import PromptFileError, evenly_spaced
 from eval_jobs.benchmarks import Task, load_benchmark, pick_per_group
+from eval_jobs.options import add_bench_option, add_length_option
 from eval_jobs.rivals.catalogue import RIVALS
 from eval_jobs.rivals.environments import EnvironmentFailure
 from eval_jobs.rivals.running import Answers, RivalFailure, answer, interpreter
@@ -35,11 +36,11 @@ def add_parser(subcommands: Any) -> None:
     parser = subcommands.add_parser("systems", help="other serving systems beside ours", description=__doc__)
     parser.add_argument("--model", default=EMBEDDED_NAME, help="directory, GGUF file, or the embedded default")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    parser.add_argument("--bench", default="own", help="names or files, separated by commas (default: %(default)s)")
+    add_bench_option(parser)
     parser.add_argument("--data-dir", metavar="DIR", help="where benchmarks' files are")
     parser.add_argument("--prompts", type=int, default=24, metavar="N", help="over all groups (default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=24, metavar="B", help="requests at once (default: %(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    add_length_option(parser)
     parser.add_argument("--systems", default=",".join(RIVALS), help="which (default: %(default)s)")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="most a system may take for one way")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -49,7 +50,7 @@ def add_parser(subcommands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the comparison, print the table and, with --json, one object on the last line."""
     names = parse_names(args.systems)
-    tasks = [task for name in args.bench.split(",") for task in load_benchmark(name, args.data_dir)]
+    tasks = [task for name in args.bench for task in load_benchmark(name, args.data_dir)]
     request = make_request(args, pick_over_groups(tasks, args.prompts))
     pythons = {name: prepare(name) for name in names}  # before anything is timed
     rows = {name: run_rival(name, pythons[name], request, args.at_once, args.timeout_s) for name in names}

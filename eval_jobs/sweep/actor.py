@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class AnswerActor:
     def __init__(self, settings: SweepSettings, methods: Sequence[str]) -> None:
         self._settings = settings
         self._methods = methods
-        self._node = ray.get_runtime_context().get_node_id()
+        self._node = f"{platform.node()}/{ray.get_runtime_context().get_node_id()}"
         self._answerer: Answerer | None = None
 
     def load(self) -> Readiness:

@@ -15,7 +15,8 @@ from filelock import FileLock, Timeout
 
 from cluster.cli.options import add_capacity_option, add_corpus_options, add_model_options
 from cluster.decoding.params import CORPUS_METHODS
-from eval_jobs.benchmarks import BENCHMARKS, Task, load_benchmark, pick_per_group
+from eval_jobs.benchmarks import Task, load_benchmark, pick_per_group
+from eval_jobs.options import add_bench_option, add_length_option
 from eval_jobs.run_directory import RunDirectory, RunError
 from eval_jobs.systems import SYSTEMS
 
@@ -28,15 +29,14 @@ def add_parser(subcommands: Any) -> None:
     add_model_options(parser)
     add_capacity_option(parser)
     add_corpus_options(parser)
-    benches = ", ".join(("own", *BENCHMARKS))
-    parser.add_argument("--bench", default="own", help=f"comma-separated: {benches}, or .jsonl files (default: own)")
+    add_bench_option(parser)
     parser.add_argument("--data-dir", metavar="DIR", help="where benchmark files are (default: $LOGITSPEC_DATA)")
     parser.add_argument("--limit-per-group", type=int, metavar="N", help="N tasks of each group (default: all)")
     parser.add_argument("--methods", default="hf,vanilla,pld,logitspec", help=f"of {','.join(SYSTEMS)}")
     parser.add_argument(
         "--repeats", type=int, default=1, metavar="N", help="answers of a method to a task (default: 1)"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    add_length_option(parser)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--concurrency", type=int, default=1, metavar="N", help="prompts an actor answers at once")
     parser.add_argument("--record-traces", action="store_true", help="keep top logits, for simulate")
@@ -82,13 +82,16 @@ def run(args: argparse.Namespace) -> None:
     with _locked(directory):
         from eval_jobs.sweep.driver import sweep
 
-        sweep(directory, settings, tasks, methods, args)
+        try:
+            sweep(directory, settings, tasks, methods, args)
+        except KeyboardInterrupt:
+            print(f"interrupted; the same command goes on with what is in {args.out}", file=sys.stderr)
+            raise
     print(f"done; python -m eval_jobs report {args.out}", file=sys.stderr)
 
 
 def _tasks(args: argparse.Namespace) -> list[Task]:
-    names = [name.strip() for name in args.bench.split(",") if name.strip()]
-    return [t for name in names for t in pick_per_group(load_benchmark(name, args.data_dir), args.limit_per_group)]
+    return [t for name in args.bench for t in pick_per_group(load_benchmark(name, args.data_dir), args.limit_per_group)]
 
 
 def _absolute(name: str) -> str:

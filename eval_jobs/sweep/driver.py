@@ -36,7 +36,7 @@ def sweep(
         return
     with _ray(args.address):
         share, count = plan(args.actors, args.cpus_per_actor, args.gpus_per_actor, len(items))
-        print(f"{count} actors of {share.cpus:g} CPUs and {share.gpus:g} GPUs", file=sys.stderr)
+        print(f"actors: {count}, each of {share.cpus:g} CPUs and {share.gpus:g} GPUs", file=sys.stderr)
         pool = ActorPool(settings, methods, share, count)
         try:
             _answer(directory, pool, items)
