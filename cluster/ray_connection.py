@@ -34,9 +34,9 @@ def connect(address: str | None, **options: Any) -> None:
         reason = " ".join(str(error).split())
         if address == "local":
             raise ClusterError(f"Ray does not start on this machine: {reason}") from error
-        if isinstance(error, ConnectionError):
-            raise NoCluster(reason) from error
         hint = "if it wants a token, set RAY_AUTH_MODE=token"
+        if isinstance(error, ConnectionError):
+            raise NoCluster(f"{reason}; {hint}") from error
         raise ClusterError(f"cannot join the Ray cluster: {reason}; {hint}") from error
 
 

@@ -41,7 +41,7 @@ class AnswerFile:
         for number, line in enumerate(self._file, 1):
             try:
                 row = json.loads(line)
-                row["prompt"]
+                hash(row["prompt"])
             except (ValueError, TypeError, KeyError):
                 raise CorpusError(f"{self.path}, line {number} is no answer of a harvest; remove that line") from None
             yield row

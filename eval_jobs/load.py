@@ -27,7 +27,7 @@ from eval_jobs.load_summary import format_table, summarize
 from eval_jobs.options import add_prompt_options
 from eval_jobs.progress import Progress
 
-_MOST = 100_000
+_LEAST, _MOST = 0.001, 100_000
 
 
 def add_parser(subcommands: Any) -> None:
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> None:
     texts = [text for bench in args.bench for text in first_turns(bench, args.limit)]
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "load.jsonl").write_text("")
     levels = asyncio.run(_run_levels(args, texts))
     summaries = [{"concurrency": n, "rate": rate, **summarize(outcomes)} for n, rate, outcomes in levels]
     print(format_table(summaries))
@@ -75,8 +76,6 @@ def run(args: argparse.Namespace) -> None:
     }
     if args.out is not None:
         (args.out / "load.json").write_text(json.dumps(result, indent=2) + "\n")
-        rows = ({"concurrency": n, "rate": rate, **asdict(o)} for n, rate, outcomes in levels for o in outcomes)
-        (args.out / "load.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if args.json:
         print(json.dumps(result))
 
@@ -96,7 +95,15 @@ async def _run_levels(
                 levels.append((None, value, await at_rate(client, prompts, value)))
             else:
                 levels.append((value, None, await at_concurrency(client, prompts, value)))
+            if args.out is not None:
+                _keep(args.out / "load.jsonl", *levels[-1])
     return levels
+
+
+def _keep(file: Path, concurrency: int | None, rate: float | None, outcomes: Sequence[Outcome]) -> None:
+    """Add a level's rows, so that what comes later cannot lose them."""
+    with file.open("a") as rows:
+        rows.writelines(json.dumps({"concurrency": concurrency, "rate": rate, **asdict(o)}) + "\n" for o in outcomes)
 
 
 def _share(texts: Sequence[str], level: int, levels: int, requests: int | None) -> list[str]:
@@ -169,12 +176,12 @@ def api_key(variable: str | None) -> str | None:
 
 
 def _positive(kind: type[int] | type[float]) -> Any:
-    """An argparse type: a number above 0."""
+    """An argparse type: a number above 0, within reason."""
 
     def parse(text: str) -> int | float:
         number = kind(text)
-        if not 0 < number <= _MOST:
-            raise argparse.ArgumentTypeError(f"{text} is not between 0 and {_MOST}")
+        if not _LEAST <= number <= _MOST:
+            raise argparse.ArgumentTypeError(f"{text} is not between {_LEAST} and {_MOST}")
         return number
 
     parse.__name__ = kind.__name__

@@ -62,7 +62,10 @@ class Table(Generic[R]):
         """
         records = {}
         for file in sorted(self._directory.glob("*.parquet")):
-            records.update({r.key: r for r in from_table(_read(file, self._schema), self._kind)})
+            try:
+                records.update({r.key: r for r in from_table(_read(file, self._schema), self._kind)})
+            except TypeError as error:  # fields lack
+                raise RunError(f"{file} is none of this table's files; remove it") from error
         return [records[key] for key in sorted(records)]
 
     def _write(self, table: pa.Table, name: str) -> None:
@@ -77,22 +80,19 @@ def _read(file: Path, schema: pa.Schema) -> pa.Table:
     try:
         return pq.read_table(file, schema=schema)
     except (OSError, pa.ArrowException) as error:
-        raise RunError(f"{file} is damaged: {error}") from error
+        reason = " ".join(str(error).split())
+        raise RunError(f"{file} is damaged; remove it, and sweep again for what was in it: {reason}") from error
 
 
 class RunDirectory:
-    """A run on disk."""
+    """A run on disk; ``name`` is what it is called, by default as its directory."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, name: str | None = None) -> None:
         self.path = Path(path)
+        self.name = name or self.path.resolve().name
         self.rows = Table(self.path / "rows", Row, ROW_SCHEMA)
         self.traces = Table(self.path / "traces", Trace, TRACE_SCHEMA)
         self.divergences = Table(self.path / "divergences", Divergence, DIVERGENCE_SCHEMA)
-
-    @property
-    def name(self) -> str:
-        """What the run is called: its directory's name."""
-        return self.path.resolve().name
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -102,15 +102,16 @@ class RunDirectory:
             RunError: there is no run.
         """
         settings = self._json("run.json")
-        if not isinstance(settings, dict):
-            raise RunError(f"{self.path / 'run.json'} is damaged: no settings in it")
+        if not isinstance(settings, dict) or "model" not in settings:
+            raise RunError(f"{self.path / 'run.json'} is damaged: no settings of a sweep in it")
         return settings
 
     @property
     def tasks(self) -> list[Task]:
         """The tasks asked for so far."""
+        rows = self._json("tasks.json")
         try:
-            return [Task.model_validate(row) for row in self._json("tasks.json")]
+            return [Task.model_validate(row) for row in rows]
         except (TypeError, ValueError) as error:
             raise RunError(f"{self.path / 'tasks.json'} is damaged: {error}") from error
 
@@ -159,3 +160,12 @@ class RunDirectory:
         hidden = self.path / f".{name}.tmp"
         hidden.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
         os.replace(hidden, self.path / name)
+
+
+def distinct_runs(paths: Sequence[str]) -> list[RunDirectory]:
+    """Runs under names that tell them apart: as much of the ends of their paths as that takes."""
+    parts = [path.parts for path in dict.fromkeys(Path(path).resolve() for path in paths)]
+    length = 1
+    while len({p[-length:] for p in parts}) < len(parts):
+        length += 1
+    return [RunDirectory(Path(*p), "/".join(p[-length:])) for p in parts]

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Method = Literal["vanilla", "pld", "rest", "logitspec", "adaptive"]
 METHODS: tuple[Method, ...] = ("vanilla", "pld", "rest", "logitspec", "adaptive")
 CORPUS_METHODS: frozenset[Method] = frozenset({"rest"})  # those that draft from nothing else
+MAX_CAPACITY = 256  # most nodes of a draft tree that may be asked for
 
 _SMALLEST_TEMPERATURE = 1e-5
 _LARGEST_BIAS = 1000.0  # far beyond any logit, far from float32's limits
@@ -90,7 +91,7 @@ class Speculation(BaseModel):
     capacity: int | None = Field(
         None,
         ge=1,
-        le=256,
+        le=MAX_CAPACITY,
         description="Nodes of the draft tree, counting the root. Without it adaptive drafts what pays, step by step, "
         "and other methods take what suits the device: 8 on a CPU, 64 on a GPU.",
     )

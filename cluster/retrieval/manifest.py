@@ -94,6 +94,15 @@ class Manifest(_Strict):
     shards: tuple[ShardEntry, ...] = Field(min_length=1)
     token_files: tuple[TokenFileEntry, ...] | None = Field(None, description="None: not kept")
 
+    @model_validator(mode="after")
+    def _totals(self) -> Manifest:
+        for total in ("positions", "ngrams", "entries"):
+            if getattr(self, total) != sum(getattr(shard, total) for shard in self.shards):
+                raise ValueError(f"{total} are not the sum of the shards'")
+        if len({shard.name for shard in self.shards}) < len(self.shards):
+            raise ValueError("two shards have one name")
+        return self
+
     @property
     def shard_bytes(self) -> int:
         """Size of all shard files."""

@@ -30,9 +30,9 @@ def run(args: argparse.Namespace) -> None:
     from eval_jobs.report.rendering import to_html, to_markdown
     from eval_jobs.report.sections import sections
     from eval_jobs.report.spec_bench import export_answers
-    from eval_jobs.run_directory import RunDirectory
+    from eval_jobs.run_directory import distinct_runs
 
-    directories = [RunDirectory(path) for path in args.runs]
+    directories = distinct_runs(args.runs)
     summaries = [summarize(directory, args.run_code) for directory in directories]
     out = Path(args.out) if args.out else directories[0].path / "report"
     out.mkdir(parents=True, exist_ok=True)

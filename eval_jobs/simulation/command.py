@@ -16,7 +16,7 @@ import numpy as np
 from cluster.decoding.adaptive import LARGEST_TREE
 from cluster.decoding.drafting import Drafter
 from cluster.decoding.methods import CPU_CAPACITY, GPU_CAPACITY, make_drafter
-from cluster.decoding.params import CORPUS_METHODS, METHODS
+from cluster.decoding.params import CORPUS_METHODS, MAX_CAPACITY, METHODS
 from cluster.retrieval import Corpus
 from eval_jobs.metrics.acceptance import mean_accepted_tokens
 from eval_jobs.rows import STEP_WIDTHS, Row, Trace, TraceKey
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> None:
     traces = [t for t in _in_order(directory) if t.top_ids]
     if not traces:
         raise RunError(f"{args.traces} has no traces; run sweep with --record-traces")
-    if args.capacity is not None and args.capacity < 1:
-        raise RunError(f"--capacity must be at least 1, not {args.capacity}")
+    if args.capacity is not None and not 1 <= args.capacity <= MAX_CAPACITY:
+        raise RunError(f"--capacity must be between 1 and {MAX_CAPACITY}, not {args.capacity}")
     curve = read_curve(args.step_ms or str(directory.step_ms_file))
     corpus_path = args.corpus or settings.get("corpus")
     corpus = Corpus.open(corpus_path) if corpus_path else None

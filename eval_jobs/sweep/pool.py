@@ -113,7 +113,7 @@ class ActorPool:
         if not self.ready and time.monotonic() > self._patience:
             self._patience = math.inf
             what = f"{self._share.cpus:g} CPUs and {self._share.gpus:g} GPUs"
-            print(f"still waiting for a first actor: it needs {what}, free on one node", file=sys.stderr)
+            print(f"no actor is ready yet; one waits for {what} on one node, or still loads the model", file=sys.stderr)
 
     def _occupy(self, worker: _Worker, queue: deque[deque[Call]]) -> None:
         if worker.under_way is not None or not worker.is_loaded:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cluster.decoding.params import MAX_CAPACITY
 from cluster.models import EMBEDDED_NAME
 from cluster.models.config import DtypeName
 
@@ -21,7 +22,7 @@ class SweepSettings(BaseModel):
     corpus: str | None = Field(None, description="Reference corpus to draft from.")
     retrieval: str = Field("local", description="Map the corpus in each actor, or ask its retrieval actors.")
     capacity: int | None = Field(
-        None, ge=1, le=256, description="Nodes of the draft tree; None leaves it to the method."
+        None, ge=1, le=MAX_CAPACITY, description="Nodes of the draft tree; None leaves it to the method."
     )
     temperature: float = Field(0.0, ge=0.0, description="0 is greedy; else repeat r draws with seed r.")
     max_new_tokens: int = Field(128, ge=1, description="Upper bound on the tokens of an answer.")

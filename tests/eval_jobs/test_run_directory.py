@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from eval_jobs.rows import Divergence, Trace
-from eval_jobs.run_directory import RunDirectory, RunError
+from eval_jobs.run_directory import RunDirectory, RunError, distinct_runs
 from tests.eval_jobs.runs import SETTINGS, row, task
 
 
@@ -52,6 +53,28 @@ def test_a_damaged_file_is_named(tmp_path):
         run.rows.read()
 
 
+def test_files_of_another_table_are_named(tmp_path):
+    run = RunDirectory(tmp_path)
+    (tmp_path / "rows").mkdir()
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "rows" / "part-x.parquet")
+    with pytest.raises(RunError, match=r"part-x.parquet is none of this table's files"):
+        run.rows.read()
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a/run"], ["run"]),
+        (["a/run", "b/other", "a/../a/run"], ["run", "other"]),
+        (["a/run", "b/run", "run"], ["a/run", "b/run", "{}/run"]),
+    ],
+)
+def test_runs_are_told_apart_by_their_names(tmp_path, paths, names):
+    runs = distinct_runs([str(tmp_path / path) for path in paths])
+    assert [run.name for run in runs] == [name.format(tmp_path.name) for name in names]
+    assert len({run.path for run in runs}) == len(names)
+
+
 def test_tasks_add_up(tmp_path):
     run = RunDirectory(tmp_path)
     assert not run.exists
@@ -79,7 +102,10 @@ def test_what_killed_processes_left_goes(tmp_path):
     assert [file.suffix for file in (tmp_path / "rows").iterdir()] == [".parquet"]
 
 
-@pytest.mark.parametrize(("name", "content"), [("run.json", "5"), ("tasks.json", "5"), ("tasks.json", '[{"a": 1}]')])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("run.json", "5"), ("run.json", '{"a": 1}'), ("tasks.json", "5"), ("tasks.json", '[{"a": 1}]')],
+)
 def test_damaged_descriptions_are_named(tmp_path, name, content):
     run = RunDirectory(tmp_path)
     run.describe(SETTINGS, [task("1")])

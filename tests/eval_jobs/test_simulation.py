@@ -141,7 +141,8 @@ def test_curves_are_linear_and_go_on():
     [
         (["--methods", "magic"], "magic"),
         (["--methods", "no.module:Drafter"], "no.module"),
-        (["--capacity", "0"], "at least 1"),
+        (["--capacity", "0"], "between 1 and 256"),
+        (["--capacity", "257"], "between 1 and 256"),
         (["--step-ms", "1"], "step times"),
         (["--corpus", "./nowhere"], "nowhere"),
     ],
@@ -153,6 +154,6 @@ def test_mistakes_are_told_in_a_line(recorded, capsys, arguments, says):
 
 
 def test_a_run_without_traces(tmp_path, capsys):
-    RunDirectory(tmp_path).describe({}, [])
+    RunDirectory(tmp_path).describe(SweepSettings().model_dump(), [])
     assert simulate(RunDirectory(tmp_path)) == 2
     assert "--record-traces" in capsys.readouterr().err

@@ -50,6 +50,15 @@ def test_a_vocabulary_beyond_token_ids(directory: Path):
         Corpus.open(directory)
 
 
+def test_a_manifest_that_contradicts_itself(directory: Path):
+    shards = json.loads((directory / "manifest.json").read_text())["shards"]
+    for damage in (shards[:1], [shards[0], shards[0]]):
+        change_manifest(directory, shards=damage)
+        for read in (Corpus.open, verify):
+            with pytest.raises(CorpusError, match=r"manifest\.json is damaged: .*shard"):
+                read(directory)
+
+
 def test_no_manifest_no_corpus(directory: Path):
     (directory / "manifest.json").unlink()
     with pytest.raises(CorpusError, match=r"holds no manifest\.json"):
