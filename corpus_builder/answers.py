@@ -41,7 +41,7 @@ class AnswerFile:
         for number, line in enumerate(self._file, 1):
             try:
                 row = json.loads(line)
-                hash(row["prompt"])
+                hash(row["prompt"])  # it is what an answer is found by
             except (ValueError, TypeError, KeyError):
                 raise CorpusError(f"{self.path}, line {number} is no answer of a harvest; remove that line") from None
             yield row

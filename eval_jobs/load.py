@@ -177,11 +177,12 @@ def api_key(variable: str | None) -> str | None:
 
 def _positive(kind: type[int] | type[float]) -> Any:
     """An argparse type: a number above 0, within reason."""
+    least = 1 if kind is int else _LEAST
 
     def parse(text: str) -> int | float:
         number = kind(text)
-        if not _LEAST <= number <= _MOST:
-            raise argparse.ArgumentTypeError(f"{text} is not between {_LEAST} and {_MOST}")
+        if not least <= number <= _MOST:
+            raise argparse.ArgumentTypeError(f"{text} is not between {least} and {_MOST}")
         return number
 
     parse.__name__ = kind.__name__
