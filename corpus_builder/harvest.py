@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cluster.cli.progress import Progress
 from cluster.models import tokenizer_fingerprint
 from cluster.prompts import PromptFileError, evenly_spaced, parse_prompt, read_lines
 from cluster.retrieval import CorpusError, Manifest
@@ -17,7 +18,6 @@ from corpus_builder.answers import ANSWERS_NAME, AnswerFile, open_answers
 from corpus_builder.build import build, tokenizer_of
 from corpus_builder.documents import TOKEN_FIELD
 from corpus_builder.engines import Fields, running_engines, share
-from corpus_builder.progress import progress_bar
 from corpus_builder.ray_steps import ray_session
 from corpus_builder.requests import BuildRequest, Execution
 
@@ -111,15 +111,14 @@ def _answer(prompts: dict[str, Fields], request: HarvestRequest, answers: Answer
     wanted = evenly_spaced(list(prompts), request.limit)
     missing = [prompt for prompt in wanted if prompt not in answers.prompts]
     made = Harvest(wanted=len(wanted), found=len(wanted) - len(missing))
-    with progress_bar(len(wanted), "answer", "prompt", made.found) as bar:
+    with Progress(len(wanted), "answer", "prompts", made.found) as progress:
         for prompt, fields in _asked(missing, prompts, request):
             if fields is None:
                 made.lost += 1
             else:
                 answers.append({"prompt": prompt, **prompts[prompt], **fields})
                 made.count(prompt, fields)
-            bar.set_postfix_str(f"{made.tokens:,} tokens, {len(made.failed)} failed", refresh=False)
-            bar.update()
+            progress.advance(failed=fields is not None and "error" in fields, note=f"{made.tokens:,} tokens")
     return made
 
 

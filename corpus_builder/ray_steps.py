@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import ray
 from ray.data import DataContext, TaskPoolStrategy
 
+from cluster.cli.progress import Progress
 from cluster.ray_connection import ClusterError, connect
 from cluster.retrieval import CorpusError
-from corpus_builder.progress import progress_bar
 
 _OBJECT_STORE_BYTES = 200 << 20  # rows are a few hundred bytes; all else goes through files
 
@@ -66,15 +66,14 @@ def run_step(
     )
     results: list[Any] = [None] * len(rows)
     total = 0
-    with progress_bar(len(rows), label, "part") as bar:
+    with Progress(len(rows), label, "parts") as progress:
         for row in data.iter_rows():
             if row["error"]:
                 raise CorpusError(row["error"])
             results[row["number"]] = json.loads(row["result"])
             if amount is not None:
                 total += amount(results[row["number"]])
-                bar.set_postfix_str(f"{total:,} tokens", refresh=False)
-            bar.update()
+            progress.advance(note=f"{total:,} tokens" if amount is not None else "")
     return results
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cluster.cli.options import add_capacity_option, add_corpus_options, add_model_options, model_config, open_corpus
+from cluster.cli.progress import Progress
 from cluster.decoding.adaptive import LEAVABLE, Adaptive
 from cluster.decoding.params import METHODS, SamplingParams
 from cluster.engine import Engine, EngineConfig
@@ -20,7 +21,6 @@ from cluster.retrieval import CorpusLookup
 from eval_jobs.benchmarks import first_turns
 from eval_jobs.comparison import GapMeter, summarize
 from eval_jobs.options import add_length_option, add_prompt_options
-from eval_jobs.progress import Progress
 from eval_jobs.systems import HF_SYSTEMS, SYSTEMS, EngineSystem, Generation, HuggingFaceSystem, System
 
 _HF_LOOKUP_TOKENS = 10
@@ -125,12 +125,11 @@ def run_interleaved(
         system.generate(prompts[0], warm_up)
     names = list(systems)
     runs: dict[str, list[Generation]] = {name: [] for name in names}
-    progress = Progress(len(prompts) * len(names), "answers")
-    for i, prompt in enumerate(prompts):
-        for name in (*names[i % len(names) :], *names[: i % len(names)]):
-            runs[name].append(systems[name].generate(prompt, params))
-            progress.add(1)
-    progress.close()
+    with Progress(len(prompts) * len(names), "compare", "answers") as progress:
+        for i, prompt in enumerate(prompts):
+            for name in (*names[i % len(names) :], *names[: i % len(names)]):
+                runs[name].append(systems[name].generate(prompt, params))
+                progress.advance()
     return runs
 
 

@@ -20,12 +20,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cluster.cli.progress import Progress
 from cluster.prompts import PromptFileError
 from eval_jobs.benchmarks import first_turns
 from eval_jobs.load_client import LoadClient, Outcome
 from eval_jobs.load_summary import format_table, summarize
 from eval_jobs.options import add_prompt_options
-from eval_jobs.progress import Progress
 
 _LEAST, _MOST = 0.001, 100_000
 
@@ -125,17 +125,16 @@ async def at_concurrency(client: LoadClient, prompts: Sequence[str], concurrency
     """Outcomes in the order of the prompts, ``concurrency`` requests under way until none is left to send."""
     outcomes: dict[int, Outcome] = {}
     waiting = iter(enumerate(prompts))
-    progress = Progress(len(prompts), "requests")
     start = time.perf_counter()
 
-    async def worker() -> None:
+    async def worker(progress: Progress) -> None:
         for i, prompt in waiting:
             outcomes[i] = await _timed(client, prompt, start, progress)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(prompts))):
-            group.create_task(worker())
-    progress.close()
+    with Progress(len(prompts), f"{concurrency} at a time", "requests") as progress:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(prompts))):
+                group.create_task(worker(progress))
     return [outcomes[i] for i in range(len(prompts))]
 
 
@@ -143,14 +142,13 @@ async def at_rate(client: LoadClient, prompts: Sequence[str], rate: float) -> li
     """Outcomes in the order of the prompts, which are sent at random times, the same in every run."""
     chance = random.Random(0)
     start = due = time.perf_counter()
-    progress = Progress(len(prompts), "requests")
     tasks = []
-    async with asyncio.TaskGroup() as group:
-        for prompt in prompts:
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            tasks.append(group.create_task(_timed(client, prompt, start, progress)))
-            due += chance.expovariate(rate)
-    progress.close()
+    with Progress(len(prompts), f"{rate:g} a second", "requests") as progress:
+        async with asyncio.TaskGroup() as group:
+            for prompt in prompts:
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                tasks.append(group.create_task(_timed(client, prompt, start, progress)))
+                due += chance.expovariate(rate)
     return [task.result() for task in tasks]
 
 
@@ -158,7 +156,7 @@ async def _timed(client: LoadClient, prompt: str, start: float, progress: Progre
     began = time.perf_counter() - start
     outcome = await client.ask(prompt)
     outcome.began = began
-    progress.add(1, outcome.error is not None)
+    progress.advance(failed=outcome.error is not None)
     return outcome
 
 

@@ -9,7 +9,7 @@ from cluster.decoding.lookup_methods import PromptLookup, Rest, Vanilla
 from cluster.decoding.params import Method
 from cluster.retrieval.lookup import CorpusLookup, Within
 
-CPU_CAPACITY, GPU_CAPACITY = 8, 64  # nodes of trees of a fixed size, where the request does not say
+CPU_CAPACITY, GPU_CAPACITY = 8, 64  # most nodes of trees filled by rule, where the request does not say
 
 
 class MissingCorpus(ValueError):

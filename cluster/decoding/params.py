@@ -92,11 +92,16 @@ class Speculation(BaseModel):
         None,
         ge=1,
         le=MAX_CAPACITY,
-        description="Nodes of the draft tree, counting the root. Without it adaptive drafts what pays, step by step, "
-        "and other methods take what suits the device: 8 on a CPU, 64 on a GPU.",
+        description="Nodes of the draft tree, counting the root. Without it methods draft what pays, step by step: "
+        "adaptive node by node, others by trees that fit the step's cost, of 8 nodes at most on a CPU and 64 on a GPU.",
     )
 
     @property
     def is_budgeted(self) -> bool:
-        """Whether the size of the tree is left to the method and the time that it takes."""
+        """Whether the method decides about each node by the time that it takes."""
         return self.method == "adaptive" and self.capacity is None
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the size of the method's trees is chosen for it, by the time that they take."""
+        return self.method not in ("adaptive", "vanilla") and self.capacity is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from cluster.decoding.adaptive import LARGEST_TREE
 from cluster.decoding.constraint import prune
 from cluster.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from cluster.decoding.evidence import heat_of
+from cluster.decoding.fitting import Fitting
 from cluster.decoding.methods import CPU_CAPACITY, GPU_CAPACITY, make_drafter
 from cluster.decoding.params import Method, Speculation
 from cluster.decoding.ranking import Ranked, Ranking
@@ -48,11 +50,13 @@ class DraftStage:
         self._times = times
         self._corpus = corpus
         self._memories = {"": dict(drafters)}
+        self._fittings: dict[str, dict[Method, Fitting]] = {}
         self.use_memory("")
 
     def use_memory(self, name: str) -> None:
         """Go on with the drafters of this name, and with what they have learned; new ones at first."""
         self._drafters = self._memories.setdefault(name, {})
+        self._fitting = self._fittings.setdefault(name, defaultdict(Fitting))
 
     def drafter(self, method: Method) -> Drafter:
         """The drafter that all requests of a method share.
@@ -77,20 +81,16 @@ class DraftStage:
             works: the step's ready sequences.
             rows: tokens that the step computes if it drafts none.
         """
-        drafts = [Draft(single_node(int(w.sequence.index.tokens[-1])), retrieved=False) for w in works]
+        drafts = [_root_alone(w.sequence) for w in works]
         looking = [i for i, w in enumerate(works) if w.sequence.sampling.position and _looks(w.sequence)]
         for work in works:
             work.sequence.fruitless += 1
         context_rows = sum(len(w.sequence.index) for w in works)
-        for (is_budgeted, method), group in _by_method([works[i].sequence for i in looking]).items():
+        for group in _by_method([works[i].sequence for i in looking]).values():
             members = [looking[i] for i in group]
-            contexts = [_context(works[i].sequence) for i in members]
-            costs = None
-            if is_budgeted:
-                drafted = sum(len(d.tree) - 1 for d in drafts)
-                most = sum(c.capacity - 1 for c in contexts)
-                costs = self._times.of_drafting(rows + drafted, most, context_rows, len(works))
-            for i, draft in zip(members, self.drafter(method).propose(contexts, costs), strict=True):
+            beside = rows + sum(len(d.tree) - 1 for d in drafts)
+            proposed = self._drafts([works[i].sequence for i in members], beside, context_rows, len(works))
+            for i, draft in zip(members, proposed, strict=True):
                 drafts[i] = _refined(draft, works[i].sequence)
                 if len(drafts[i].tree) > 1:
                     works[i].sequence.fruitless = 0
@@ -115,6 +115,8 @@ class DraftStage:
             rows = slice(at, at + len(draft.tree))
             at += len(draft.tree)
             method = sequence.speculation.method
+            if _teaches_fitting(sequence):
+                self._fitting[method].observe(len(walk.nodes) - 1)
             is_left_alone = draft.grown is None and not _looks(sequence)
             if self.drafter(method).ranks_observed and not is_left_alone:
                 before = int(sequence.index.tokens[-2]) if len(sequence.index) > 1 else -1
@@ -133,7 +135,7 @@ class DraftStage:
         After the sequences were extended by what the step emitted.
         """
         first = np.cumsum([0, *(len(d.tree) for d in drafts)])
-        going_on = [b for b, s in enumerate(ready) if s.finish_reason is None and _looks(s)]
+        going_on = [b for b, s in enumerate(ready) if s.finish_reason is None and _looks(s) and self._nodes(s) > 1]
         wanted = [(b, count) for b in going_on if (count := self._guesses_wanted(ready[b]))]
         if wanted:
             rows = [int(first[b]) + walks[b].nodes[-1] for b, _ in wanted]
@@ -143,11 +145,60 @@ class DraftStage:
                 ready[b].guesses, ready[b].gaps = ids[others][:count], gaps[others][:count]
         if self._corpus is not None:
             for (_, method), members in _by_method([ready[b] for b in going_on]).items():
-                self.drafter(method).ask([_context(ready[going_on[i]]) for i in members])
+                self.drafter(method).ask([self._context(ready[going_on[i]]) for i in members])
 
     def _guesses_wanted(self, sequence: EngineSequence) -> int:
-        wanted = self.drafter(sequence.speculation.method).guesses_wanted(sequence.capacity)
+        wanted = self.drafter(sequence.speculation.method).guesses_wanted(self._nodes(sequence))
         return min(wanted, _MOST_GUESSES) if sequence.speculation.is_budgeted else wanted
+
+    def _drafts(self, sequences: Sequence[EngineSequence], rows: int, context: int, batch: int) -> list[Draft]:
+        """What a method proposes.
+
+        Args:
+            sequences: all that it drafts for, with a budget or without.
+            rows: tokens that the step computes beside these drafts.
+            context: tokens of context of all the step's sequences.
+            batch: number of those.
+        """
+        method, is_budgeted = sequences[0].speculation.method, sequences[0].speculation.is_budgeted
+        fitted = sum(s.speculation.is_fitted for s in sequences)
+        if fitted:
+            most = fitted * (self._default_capacity - 1)
+            self._fitting[method].choose(self._times.of_drafting(rows, most, context, batch)[::fitted])
+        drafts = [_root_alone(s) for s in sequences]
+        asking = [i for i, s in enumerate(sequences) if self._nodes(s) > 1]
+        if asking:
+            contexts = [self._context(sequences[i]) for i in asking]
+            most = sum(c.capacity - 1 for c in contexts)
+            costs = self._times.of_drafting(rows, most, context, batch) if is_budgeted else None
+            for i, draft in zip(asking, self.drafter(method).propose(contexts, costs), strict=True):
+                drafts[i] = draft
+        return drafts
+
+    def _nodes(self, sequence: EngineSequence) -> int:
+        """Most nodes of the sequence's trees now; what its request allows may be more."""
+        if sequence.speculation.is_fitted:
+            return self._fitting[sequence.speculation.method].capacity
+        return sequence.capacity
+
+    def _context(self, sequence: EngineSequence) -> DraftContext:
+        prediction = None
+        if sequence.prediction is not None:
+            prediction = sequence.prediction.place(sequence.index.tokens[sequence.prompt_tokens :])
+        return DraftContext(
+            sequence.index,
+            self._nodes(sequence),
+            sequence.remaining - 1,
+            sequence.guesses,
+            sequence.gaps,
+            prediction,
+            heat_of(sequence.params.temperature),
+        )
+
+
+def _root_alone(sequence: EngineSequence) -> Draft:
+    """A tree without drafts."""
+    return Draft(single_node(int(sequence.index.tokens[-1])), retrieved=False)
 
 
 def _by_method(sequences: Sequence[EngineSequence]) -> dict[tuple[bool, Method], list[int]]:
@@ -172,18 +223,13 @@ def _looks(sequence: EngineSequence) -> bool:
     return sequence.fruitless < _PATIENCE or sequence.fruitless % _PATIENCE == 0
 
 
-def _context(sequence: EngineSequence) -> DraftContext:
-    prediction = None
-    if sequence.prediction is not None:
-        prediction = sequence.prediction.place(sequence.index.tokens[sequence.prompt_tokens :])
-    return DraftContext(
-        sequence.index,
-        sequence.capacity,
-        sequence.remaining - 1,
-        sequence.guesses,
-        sequence.gaps,
-        prediction,
-        heat_of(sequence.params.temperature),
+def _teaches_fitting(sequence: EngineSequence) -> bool:
+    """Whether the sequence's drafts are a fitted method's alone."""
+    return (
+        sequence.speculation.is_fitted
+        and sequence.sampling.position > 0
+        and sequence.prediction is None
+        and sequence.sampling.constraint is None
     )
 
 

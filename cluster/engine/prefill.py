@@ -6,7 +6,7 @@ import numpy as np
 
 from cluster.engine.step_times import StepTimes
 
-_STRETCH = 2.5  # times a step's length without prompts, which prompts may make it
+_STRETCH = 2.0  # times a step's length without prompts, which prompts may make it
 _SIZES = np.array([8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])  # few, so that steps have few shapes
 _UNTIMED = 32  # while nobody has measured steps
 

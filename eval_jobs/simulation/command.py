@@ -15,6 +15,7 @@ import numpy as np
 
 from cluster.decoding.adaptive import LARGEST_TREE
 from cluster.decoding.drafting import Drafter
+from cluster.decoding.fitting import Fitting
 from cluster.decoding.methods import CPU_CAPACITY, GPU_CAPACITY, make_drafter
 from cluster.decoding.params import CORPUS_METHODS, MAX_CAPACITY, METHODS
 from cluster.retrieval import Corpus
@@ -61,11 +62,13 @@ def run(args: argparse.Namespace) -> None:
     results = {}
     for method in [m.strip() for m in args.methods.split(",") if m.strip()]:
         drafter = _drafter(method, corpus, traces)
-        is_budgeted = method == "adaptive" and asked is None
+        is_sized = asked is None and method in METHODS  # by the time that steps take, as the engine does
+        is_budgeted = is_sized and method == "adaptive"
         capacity = asked or (LARGEST_TREE if is_budgeted else default)
         limit, temperature = settings["max_new_tokens"], settings["temperature"]
-        told = _told(rows if args.step_ms is None else []) if is_budgeted else None
-        found = replay(drafter, traces, capacity, limit, curve, told, temperature)
+        told = _told(rows if args.step_ms is None else [], method) if is_sized else None
+        fitting = Fitting() if is_sized and not is_budgeted else None
+        found = replay(drafter, traces, capacity, limit, curve, told, temperature, fitting)
         results[method] = _figures(
             found, _measured(rows, traces, method) if asked == settings.get("capacity") else None
         )
@@ -96,10 +99,13 @@ def _drafter(name: str, corpus: Corpus | None, traces: Sequence[Trace]) -> Draft
     return make_drafter(method, vocabulary(traces, corpus), corpus)
 
 
-def _told(rows: Sequence[Row]) -> dict[TraceKey, StepCurve]:
-    """How long steps take, as the engine expected it during answers for which it drafted by that."""
+def _told(rows: Sequence[Row], method: str) -> dict[TraceKey, StepCurve]:
+    """How long steps take, as the engine expected it during answers for which it drafted by that: the method's own, or
+    any if the run has none of it.
+    """
     widths = np.array(STEP_WIDTHS, np.float64)
-    return {r.key.prompt: StepCurve(widths, np.array(r.step_seconds)) for r in rows if r.step_seconds and not r.repeat}
+    told = sorted((r for r in rows if r.step_seconds and not r.repeat), key=lambda r: r.method == method)
+    return {r.key.prompt: StepCurve(widths, np.array(r.step_seconds)) for r in told}
 
 
 def _measured(rows: Sequence[Row], traces: Sequence[Trace], method: str) -> float | None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cluster.decoding.drafting import Draft, DraftContext, Drafter, Verified
 from cluster.decoding.evidence import heat_of
+from cluster.decoding.fitting import Fitting
 from cluster.decoding.ngram_index import NgramIndex
 from cluster.decoding.tree import single_node
 from cluster.decoding.verification import follow
@@ -87,6 +88,7 @@ def replay(
     curve: StepCurve,
     told: Mapping[TraceKey, StepCurve] | None,
     temperature: float = 0.0,
+    fitting: Fitting | None = None,
 ) -> Replay:
     """Replay all answers through one drafter, one after the other, as an engine of one sequence would run them.
 
@@ -99,6 +101,7 @@ def replay(
         told: by trace, how long steps take, as the method hears it while it drafts for that answer; the curve says it
             of others. None if it hears nothing.
         temperature: at which the answers were drawn.
+        fitting: chooses how much of the capacity is used, step by step; None uses all.
     """
     sizes = np.arange(1, capacity + 1, dtype=np.float64)
     heat = heat_of(temperature)
@@ -107,7 +110,7 @@ def replay(
     for trace in traces:
         recorded = Recorded.of(trace)
         costs = None if told is None else told.get(trace.key, curve)(sizes)
-        widths += _replay_one(drafter, recorded, capacity, max_new_tokens, costs, heat)
+        widths += _replay_one(drafter, recorded, capacity, max_new_tokens, costs, heat, fitting)
         tokens += len(recorded.output) - 1
     times = curve(np.array(widths, np.float64))
     one = float(curve(np.ones(1))[0])
@@ -121,6 +124,7 @@ def _replay_one(
     max_new_tokens: int,
     costs: NDArray[np.float64] | None,
     heat: int,
+    fitting: Fitting | None,
 ) -> list[int]:
     """The width of every decode step of one answer."""
     index = NgramIndex(recorded.prompt, room=len(recorded.output))
@@ -129,14 +133,17 @@ def _replay_one(
     index.extend(recorded.output[:1])
     position = 1
     widths = []
-    wanted = drafter.guesses_wanted(capacity)
     while position < len(recorded.output):
         others = recorded.best[position - 1] != recorded.output[position - 1]
+        size = capacity if fitting is None or costs is None else fitting.choose(costs)
+        wanted = drafter.guesses_wanted(size)
         guesses, gaps = (a[position - 1][others][:wanted] for a in (recorded.best, recorded.gaps))
-        context = DraftContext(index, capacity, max_new_tokens - position - 1, guesses, gaps, heat=heat)
+        context = DraftContext(index, size, max_new_tokens - position - 1, guesses, gaps, heat=heat)
         (draft,) = drafter.propose([context], costs)
         nodes = _walk(draft, recorded.output[position:])
         _observe(drafter, index, draft, nodes, recorded, position)
+        if fitting is not None:
+            fitting.observe(len(nodes) - 1)
         index.extend(recorded.output[position : position + len(nodes)])
         position += len(nodes)
         widths.append(len(draft.tree))

@@ -11,10 +11,10 @@ from typing import Any
 
 import ray
 
+from cluster.cli.progress import Progress
 from cluster.ray_connection import ClusterError, connect
 from eval_jobs.benchmarks import Task
 from eval_jobs.metrics.pairs import is_comparable
-from eval_jobs.progress import Progress
 from eval_jobs.rows import Divergence, Row, Trace
 from eval_jobs.run_directory import RunDirectory
 from eval_jobs.sweep.pool import ActorPool, Call, Failure, SweepError, plan
@@ -46,12 +46,11 @@ def sweep(
 
 
 def _answer(directory: RunDirectory, pool: ActorPool, items: Sequence[Sequence[Call]]) -> None:
-    progress = Progress(sum(len(c.arguments[0]) for item in items for c in item), "answers")
-    for call, result in pool.run(items):
-        rows = _failed_rows(call, result) if isinstance(result, Failure) else result
-        directory.rows.append(rows)
-        progress.add(len(call.arguments[0]), len({r.question for r in rows if r.error is not None}))
-    progress.close()
+    with Progress(sum(len(c.arguments[0]) for item in items for c in item), "answer", "tasks") as progress:
+        for call, result in pool.run(items):
+            rows = _failed_rows(call, result) if isinstance(result, Failure) else result
+            directory.rows.append(rows)
+            progress.advance(len(call.arguments[0]), len({r.question for r in rows if r.error is not None}))
 
 
 def _failed_rows(call: Call, failure: Failure) -> list[Row]:
@@ -73,18 +72,17 @@ def _checks(directory: RunDirectory, settings: SweepSettings) -> list[list[Call]
 
 
 def _check(directory: RunDirectory, pool: ActorPool, items: Sequence[Sequence[Call]]) -> None:
-    progress = Progress(len(items), "checks")
-    for call, result in pool.run(items):
-        if isinstance(result, Trace):
-            directory.traces.append([result])
-        elif isinstance(result, Divergence):
-            directory.divergences.append([result])
-        elif isinstance(result, Failure):
-            print(f"\n{call.method}: {result.reason}", file=sys.stderr)
-        else:
-            directory.write_step_ms(result)
-        progress.add(1, isinstance(result, Failure))
-    progress.close()
+    with Progress(len(items), "check", "checks") as progress:
+        for call, result in pool.run(items):
+            if isinstance(result, Trace):
+                directory.traces.append([result])
+            elif isinstance(result, Divergence):
+                directory.divergences.append([result])
+            elif isinstance(result, Failure):
+                progress.tell(f"{call.method}: {result.reason}")
+            else:
+                directory.write_step_ms(result)
+            progress.advance(failed=isinstance(result, Failure))
 
 
 @contextmanager

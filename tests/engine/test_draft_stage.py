@@ -4,12 +4,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from cluster.decoding.drafting import Draft, DraftContext, Drafter
 from cluster.decoding.params import SamplingParams, Speculation
 from cluster.decoding.tree import CONTEXT, TreeBuilder
 from cluster.engine import Engine, Request
+from cluster.engine.step_times import StepTimes
 from cluster.retrieval.lookup import CorpusLookup, LookupResult, PendingLookup
 from tests.tiny import prompt, tiny_model
 
@@ -102,3 +104,22 @@ def test_the_corpus_is_asked_at_the_end_of_a_step_for_the_next_one(method):
         assert corpus.events[before:][:1] == ["fetched"]
     steps = engine.stats.steps
     assert corpus.events.count("asked") == corpus.events.count("fetched") <= steps + 2  # the batch shrinks twice
+
+
+def drafted(engine: Engine, count: int) -> int:
+    """Draft tokens while so many sequences of a method without a capacity run."""
+    before = sum(engine.stats.drafted.values())
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+    engine.generate([Request(prompt(20, seed), params, Speculation(method="logitspec")) for seed in range(count)])
+    return sum(engine.stats.drafted.values()) - before
+
+
+def test_trees_fit_what_a_step_costs(monkeypatch):
+    def flat_until_eight(times: StepTimes, rows: int, most: int, context: int, sequences: int = 1):
+        return np.maximum(rows + np.arange(most + 1.0), 8.0)
+
+    monkeypatch.setattr(StepTimes, "of_drafting", flat_until_eight)
+    engine = Engine(tiny_model())
+    alone = drafted(engine, 1)
+    assert alone > NEW  # several a step
+    assert drafted(engine, 8) == 0  # eight roots fill what costs nothing
