@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the comparison, print the table and, with --json, one object on the last line."""
     names = parse_systems(args.methods)
     params = SamplingParams(max_new_tokens=args.max_new_tokens)
-    texts = [text for bench in args.bench for text in first_turns(bench, args.limit)]
+    texts = [text for bench in args.bench for text in first_turns(bench, args.limit, args.data_dir)]
     loaded = load_model(model_config(args))
     prompts = [render_chat(loaded.tokenizer, [{"role": "user", "content": text}]) for text in texts]
     reference = load_model(model_config(args)) if any(n in HF_SYSTEMS for n in names) else loaded

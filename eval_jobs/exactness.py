@@ -40,7 +40,7 @@ def add_parser(subcommands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run all checks; the last line is one JSON object: for each check, prompts whose tokens are identical."""
-    texts = [text for bench in args.bench for text in first_turns(bench, args.limit)]
+    texts = [text for bench in args.bench for text in first_turns(bench, args.limit, args.data_dir)]
     reference = HuggingFaceSystem(load_model(model_config(args)))
     loaded = load_model(model_config(args))
     prompts = [render_chat(loaded.tokenizer, [{"role": "user", "content": text}]) for text in texts]

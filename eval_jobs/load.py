@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConnectionError: the endpoint does not answer a first request as it should.
     """
-    texts = [text for bench in args.bench for text in first_turns(bench, args.limit)]
+    texts = [text for bench in args.bench for text in first_turns(bench, args.limit, args.data_dir)]
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "load.jsonl").write_text("")

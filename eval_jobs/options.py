@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from eval_jobs.benchmarks import BENCHMARKS, OWN
+from eval_jobs.benchmarks import BENCHMARKS, DATA_VARIABLE, OWN
 
 
 class _Names(argparse.Action):
@@ -21,7 +21,7 @@ class _Names(argparse.Action):
 
 
 def add_bench_option(parser: argparse.ArgumentParser) -> None:
-    """--bench."""
+    """--bench, --data-dir."""
     parser.add_argument(
         "--bench",
         nargs="+",
@@ -30,10 +30,13 @@ def add_bench_option(parser: argparse.ArgumentParser) -> None:
         metavar="BENCH",
         help=f"{', '.join((OWN, *BENCHMARKS))}, or .jsonl files, with commas or spaces between (default: {OWN})",
     )
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help=f"where to look first for benchmarks' files; then in ${DATA_VARIABLE}"
+    )
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """--bench, --limit, for commands that use first turns."""
+    """--bench, --data-dir, --limit, for commands that use first turns."""
     add_bench_option(parser)
     parser.add_argument(
         "--limit",

@@ -77,7 +77,7 @@ class Runner:
             room = engine.max_model_len - len(prompt)
             params = request.params
             if room < (1 if request.unbounded else params.max_new_tokens):
-                asked = "" if request.unbounded else f", of the answer up to {params.max_new_tokens} more"
+                asked = "" if request.unbounded else f", and the answer may take {params.max_new_tokens} more"
                 return Rejected(
                     f"This model's maximum context length is {engine.max_model_len} tokens. However, the "
                     f"prompt has {len(prompt)} tokens{asked}. Please shorten it or ask for fewer tokens.",

@@ -35,7 +35,8 @@ def add_capacity_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity",
         type=int,
-        help="nodes of the draft tree (default: adaptive drafts what pays, others 8 on a CPU and 64 on a GPU)",
+        help="nodes of the draft tree (default: what pays at each step; "
+        "of methods other than adaptive 8 at most on a CPU, 64 on a GPU)",
     )
 
 

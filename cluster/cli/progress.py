@@ -14,9 +14,14 @@ _COLUMNS = 100
 class _Lines:
     """A log for what tqdm would draw over itself."""
 
+    def __init__(self) -> None:
+        self._last = ""
+
     def write(self, text: str) -> None:
-        if line := text.strip():
+        """Print what has changed."""
+        if (line := text.strip()) and line != self._last:
             print(line, file=sys.stderr, flush=True)
+            self._last = line
 
     def flush(self) -> None:
         """Nothing waits: lines are written at once."""
@@ -31,7 +36,8 @@ class Progress:
             total=total,
             initial=done,
             desc=what,
-            unit=f" {unit}",
+            bar_format=f"{{desc}}: {{bar}} {{n_fmt}}/{{total_fmt}} {unit} [{{elapsed}}<{{remaining}}{{postfix}}]",
+            ascii=None if terminal else " #",
             mininterval=_BAR_EVERY_S if terminal else _LINE_EVERY_S,
             file=sys.stderr if terminal else _Lines(),
             ncols=None if terminal else _COLUMNS,

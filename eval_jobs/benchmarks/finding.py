@@ -50,14 +50,14 @@ def load_benchmark(name: str, data_dir: str | Path | None = None) -> list[Task]:
     return _from_hub(name, bench, directories)
 
 
-def first_turns(bench: str, limit: int | None) -> list[str]:
-    """First turns of ``limit`` tasks, evenly spaced, of a prompt file or a benchmark named as for ``load_benchmark``.
+def first_turns(bench: str, limit: int | None, data_dir: str | Path | None = None) -> list[str]:
+    """First turns of ``limit`` tasks, evenly spaced, of a prompt file or of a benchmark (see ``load_benchmark``).
 
     Raises:
         PromptFileError: it is not there, or a row cannot be read.
     """
-    if bench == OWN or bench in BENCHMARKS:
-        return [task.turns[0] for task in evenly_spaced(load_benchmark(bench), limit)]
+    if bench == OWN or bench in BENCHMARKS or not Path(bench).exists():
+        return [task.turns[0] for task in evenly_spaced(load_benchmark(bench, data_dir), limit)]
     return [prompt.turns[0] for prompt in read_prompts(bench, limit)]
 
 
@@ -119,7 +119,8 @@ def _checked(tasks: list[Task], name: str) -> list[Task]:
 def _from_hub(name: str, bench: Benchmark, directories: list[Path]) -> list[Task]:
     missing = (
         f"the benchmark {name} is not here: no {' or '.join(bench.files)} in "
-        f"{', '.join(str(d) for d in directories)}; get it from {bench.source}"
+        f"{', '.join(str(d) for d in directories)}; name its directory (--data-dir, ${DATA_VARIABLE}), or get it from "
+        f"{bench.source}"
     )
     if bench.hub is None:
         raise BenchmarkError(missing)

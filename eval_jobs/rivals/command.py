@@ -37,7 +37,6 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument("--model", default=EMBEDDED_NAME, help="directory, GGUF file, or the embedded default")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     add_bench_option(parser)
-    parser.add_argument("--data-dir", metavar="DIR", help="where benchmarks' files are")
     parser.add_argument("--prompts", type=int, default=24, metavar="N", help="over all groups (default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=24, metavar="B", help="requests at once (default: %(default)s)")
     add_length_option(parser)

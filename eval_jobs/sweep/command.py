@@ -30,7 +30,6 @@ def add_parser(subcommands: Any) -> None:
     add_capacity_option(parser)
     add_corpus_options(parser)
     add_bench_option(parser)
-    parser.add_argument("--data-dir", metavar="DIR", help="where benchmark files are (default: $LOGITSPEC_DATA)")
     parser.add_argument("--limit-per-group", type=int, metavar="N", help="N tasks of each group (default: all)")
     parser.add_argument("--methods", default="hf,vanilla,pld,logitspec", help=f"of {','.join(SYSTEMS)}")
     parser.add_argument(
