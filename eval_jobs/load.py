@@ -202,7 +202,7 @@ def _object(text: str) -> dict[str, Any]:
     """An argparse type: a JSON object."""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("not a JSON object")

@@ -153,7 +153,7 @@ class RunDirectory:
     def _json(self, name: str) -> Any:
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self.path} holds no run: {error}") from error
 
     def _write_json(self, name: str, content: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,7 @@ class Verified:
     ranked: Ranked
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A method: proposes one tree a sequence, for the whole batch in one call."""
 

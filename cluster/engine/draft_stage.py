@@ -23,7 +23,8 @@ from cluster.engine.step_times import StepTimes
 from cluster.retrieval.lookup import CorpusLookup
 
 _MOST_GUESSES = 16  # next-next guesses where a method drafts what pays: further down none is likely enough
-_PATIENCE = 4  # steps in a row for which no draft paid; after them only every fourth looks for one
+_PATIENCE = 4  # steps in a row for which no draft paid; after them only every fourth looks for one,
+_RESIGNED = 32  # and after so many every eighth
 
 
 class DraftStage:
@@ -70,6 +71,8 @@ class DraftStage:
 
     def capacity(self, speculation: Speculation) -> int:
         """Most nodes of the request's trees, the root counted."""
+        if speculation.method == "vanilla":
+            return 1
         if speculation.capacity is not None:
             return speculation.capacity
         return LARGEST_TREE if speculation.is_budgeted else self._default_capacity
@@ -136,6 +139,8 @@ class DraftStage:
         """
         first = np.cumsum([0, *(len(d.tree) for d in drafts)])
         going_on = [b for b, s in enumerate(ready) if s.finish_reason is None and _looks(s) and self._nodes(s) > 1]
+        for sequence in ready:  # what is not ranked now belongs to an earlier token
+            sequence.guesses, sequence.gaps = sequence.guesses[:0], sequence.gaps[:0]
         wanted = [(b, count) for b in going_on if (count := self._guesses_wanted(ready[b]))]
         if wanted:
             rows = [int(first[b]) + walks[b].nodes[-1] for b, _ in wanted]
@@ -220,14 +225,15 @@ def _looks(sequence: EngineSequence) -> bool:
         or sequence.sampling.constraint is not None
     ):
         return True
-    return sequence.fruitless < _PATIENCE or sequence.fruitless % _PATIENCE == 0
+    every = _PATIENCE if sequence.fruitless < _RESIGNED else 2 * _PATIENCE
+    return sequence.fruitless < _PATIENCE or sequence.fruitless % every == 0
 
 
 def _teaches_fitting(sequence: EngineSequence) -> bool:
     """Whether the sequence's drafts are a fitted method's alone."""
     return (
         sequence.speculation.is_fitted
-        and sequence.sampling.position > 0
+        and len(sequence.output_ids) > 0  # the first token is chosen without drafts
         and sequence.prediction is None
         and sequence.sampling.constraint is None
     )
@@ -238,7 +244,7 @@ def _refined(draft: Draft, sequence: EngineSequence) -> Draft:
     constraint = sequence.sampling.constraint
     prediction = sequence.prediction if draft.grown is None else None  # else it is in the tree already
     capacity = sequence.capacity
-    if sequence.speculation.method == "vanilla" or capacity == 1 or (constraint is None and prediction is None):
+    if capacity == 1 or (constraint is None and prediction is None):
         return draft
     builder = TreeBuilder(capacity)
     builder.reset(int(draft.tree.tokens[0]))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from cluster.decoding.adaptive import LARGEST_TREE
 from cluster.decoding.drafting import Drafter
@@ -24,6 +25,7 @@ from eval_jobs.rows import STEP_WIDTHS, Row, Trace, TraceKey
 from eval_jobs.run_directory import RunDirectory, RunError
 from eval_jobs.simulation.replay import Replay, replay, vocabulary
 from eval_jobs.simulation.step_times import StepCurve, read_curve
+from eval_jobs.sweep.settings import SweepSettings
 
 
 def add_parser(subcommands: Any) -> None:
@@ -47,49 +49,61 @@ def run(args: argparse.Namespace) -> None:
         RunError: the run has no traces with logits.
     """
     directory = RunDirectory(args.traces)
-    settings = directory.settings
+    settings = _settings(directory)
     traces = [t for t in _in_order(directory) if t.top_ids]
     if not traces:
         raise RunError(f"{args.traces} has no traces; run sweep with --record-traces")
     if args.capacity is not None and not 1 <= args.capacity <= MAX_CAPACITY:
         raise RunError(f"--capacity must be between 1 and {MAX_CAPACITY}, not {args.capacity}")
     curve = read_curve(args.step_ms or str(directory.step_ms_file))
-    corpus_path = args.corpus or settings.get("corpus")
+    corpus_path = args.corpus or settings.corpus
     corpus = Corpus.open(corpus_path) if corpus_path else None
-    asked = args.capacity if args.capacity is not None else settings.get("capacity")
+    asked = args.capacity if args.capacity is not None else settings.capacity
     rows = directory.rows.read()
     default = CPU_CAPACITY if {r.device for r in rows if r.device} <= {"cpu"} else GPU_CAPACITY
     results = {}
-    for method in [m.strip() for m in args.methods.split(",") if m.strip()]:
+    methods = [m.strip() for m in args.methods.split(",") if m.strip()]
+    if not methods:
+        raise RunError("--methods names nothing")
+    for method in methods:
         drafter = _drafter(method, corpus, traces)
         is_sized = asked is None and method in METHODS  # by the time that steps take, as the engine does
         is_budgeted = is_sized and method == "adaptive"
         capacity = asked or (LARGEST_TREE if is_budgeted else default)
-        limit, temperature = settings["max_new_tokens"], settings["temperature"]
+        limit, temperature = settings.max_new_tokens, settings.temperature
         told = _told(rows if args.step_ms is None else [], method) if is_sized else None
         fitting = Fitting() if is_sized and not is_budgeted else None
         found = replay(drafter, traces, capacity, limit, curve, told, temperature, fitting)
-        results[method] = _figures(
-            found, _measured(rows, traces, method) if asked == settings.get("capacity") else None
-        )
+        results[method] = _figures(found, _measured(rows, traces, method) if asked == settings.capacity else None)
     print(_table(results))
     if args.json:
         print(json.dumps({"answers": len(traces), "capacity": asked, "methods": results}))
 
 
+def _settings(directory: RunDirectory) -> SweepSettings:
+    known = {name: value for name, value in directory.settings.items() if name in SweepSettings.model_fields}
+    try:
+        return SweepSettings.model_validate(known, strict=True)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise RunError(f"{directory.path / 'run.json'} is damaged: {wrong['loc'][0]}: {wrong['msg']}") from error
+
+
 def _in_order(directory: RunDirectory) -> list[Trace]:
     """The run's traces in the order in which one actor answers the tasks."""
     places = {(task.bench, task.id): i for i, task in enumerate(directory.tasks)}
-    return sorted(directory.traces.read(), key=lambda t: (places[t.bench, t.question], t.turn))
+    return sorted(directory.traces.read(), key=lambda t: (places.get((t.bench, t.question), len(places)), t.turn))
 
 
 def _drafter(name: str, corpus: Corpus | None, traces: Sequence[Trace]) -> Drafter:
     if ":" in name:
         module, _, attribute = name.partition(":")
         try:
-            made: Drafter = getattr(importlib.import_module(module), attribute)()
-        except (ImportError, AttributeError, TypeError) as error:
+            made = getattr(importlib.import_module(module), attribute)()
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise RunError(f"no drafter {name}: {error}") from error
+        if not isinstance(made, Drafter):
+            raise RunError(f"no drafter {name}: derive it from cluster.decoding.drafting.Drafter")
         return made
     method = next((m for m in METHODS if m == name), None)
     if method is None:

@@ -49,7 +49,7 @@ def read_curve(text: str) -> StepCurve:
             pairs = {int(width): float(ms) for width, ms in json.loads(Path(text).read_text()).items()}
         else:
             pairs = {int(width): float(ms) for width, ms in (pair.split(":") for pair in text.split(","))}
-    except (ValueError, OSError, AttributeError, TypeError) as error:
+    except (ValueError, OSError, AttributeError, TypeError, RecursionError) as error:
         raise StepTimesError(f"step times are WIDTH:MS,… or a JSON file of them, not {text!r}: {error}") from error
     widths = sorted(pairs)
     if not widths or widths[0] != 1 or not all(0 < ms < math.inf for ms in pairs.values()):

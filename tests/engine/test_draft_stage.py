@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.decoding.drafting import Draft, DraftContext, Drafter
+from cluster.decoding.logitspec import LogitSpec
 from cluster.decoding.params import SamplingParams, Speculation
 from cluster.decoding.tree import CONTEXT, TreeBuilder
 from cluster.engine import Engine, Request
@@ -74,7 +75,7 @@ def asked(begin: int, speculation: Speculation) -> list[int]:
 
 
 def test_a_method_that_finds_nothing_worthwhile_is_asked_now_and_then():
-    assert asked(NEW, Speculation(method="adaptive")) == [1, 2, 3, *range(4, NEW, 4)]
+    assert asked(NEW, Speculation(method="adaptive")) == [1, 2, 3, *range(4, 32, 4), *range(32, NEW, 8)]
 
 
 def test_it_is_asked_at_every_step_again_once_something_pays():
@@ -123,3 +124,31 @@ def test_trees_fit_what_a_step_costs(monkeypatch):
     alone = drafted(engine, 1)
     assert alone > NEW  # several a step
     assert drafted(engine, 8) == 0  # eight roots fill what costs nothing
+
+
+def test_answers_that_never_draft_teach_nothing_about_drafts():
+    engine = Engine(tiny_model())
+    short, long = (SamplingParams(max_new_tokens=n, ignore_eos=True) for n in (1, NEW))
+    speculation = Speculation(method="pld")
+    repetitive = prompt(20) * 3
+    for _ in range(100):
+        engine.generate([Request(repetitive, short, speculation)])
+    (after,) = engine.generate([Request(repetitive, long, speculation)])
+    assert sum(after.stats.drafted.values())
+
+
+def test_a_tree_is_never_filled_with_guesses_for_an_earlier_token(monkeypatch):
+    """Sizes of trees that jump between none and all, and next-next guesses beside each other."""
+    costs = itertools.cycle([np.ones(8), np.arange(1.0, 9.0), np.arange(1.0, 9.0)])
+    monkeypatch.setattr(StepTimes, "of_drafting", lambda *_: next(costs))
+    seen: list[tuple[int, int]] = []
+
+    class Watching(LogitSpec):
+        def propose(self, contexts, costs=None):
+            seen.extend((len(c.index), len(c.guesses)) for c in contexts)
+            return super().propose(contexts, costs)
+
+    engine = Engine(tiny_model(), drafters={"logitspec": Watching()})
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+    engine.generate([Request(prompt(20), params, Speculation(method="logitspec"))])
+    assert seen and all(guesses == 0 for _, guesses in seen)
