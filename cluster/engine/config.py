@@ -17,7 +17,7 @@ class EngineConfig(BaseModel):
         None,
         ge=1,
         description="Prompt tokens computed in a step beside decoding sequences. Not set: as many as keep it within "
-        "twice its length without them.",
+        "twice its length without them, or longer where many prompts wait beside few sequences.",
     )
     prefix_reuse: bool = Field(True, description="Keep finished sequences' keys and values for later prompts.")
     max_model_len: int | None = Field(None, ge=2, description="Context limit below the model's own.")

@@ -52,15 +52,17 @@ class Scheduler:
         prompts = [s for s in self.running if not s.is_decoding]
         works = [Work(s, 1) for s in decoding]
         if prompts:
-            works += _divided(prompts, self._beside(len(decoding)) if decoding else self._config.max_step_tokens)
+            works += _divided(
+                prompts, self._beside(len(decoding), len(prompts)) if decoding else self._config.max_step_tokens
+            )
         return works
 
-    def _beside(self, decoding: int) -> int:
+    def _beside(self, decoding: int, prompts: int) -> int:
         """Prompt tokens of a step in which so many sequences decode."""
         if self._config.prefill_chunk is not None:
             return self._config.prefill_chunk
         context = sum(s.computed for s in self.running)
-        return min(tokens_beside(self._times, decoding, context), self._config.max_step_tokens)
+        return min(tokens_beside(self._times, decoding, context, prompts), self._config.max_step_tokens)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is; its keys and values stay for reuse while memory lasts."""

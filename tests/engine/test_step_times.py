@@ -117,6 +117,14 @@ def test_prompts_beside_decoding_sequences_keep_steps_short(machine: Machine):
     assert chunks[0] < chunks[-1] and untimed > 0
 
 
+def test_many_prompts_beside_few_sequences_get_on_faster(machine: Machine):
+    times = StepTimes(machine.step, 1000)
+    times.measure()
+    one, some, many = (tokens_beside(times, 4, 40, prompts) for prompts in (1, 9, 99))
+    assert one < some < many
+    assert machine.seconds(4 + many, 40) < 9 * machine.seconds(4, 40)
+
+
 def test_prompts_that_make_steps_long_anyway_still_get_on(machine: Machine):
     machine.seconds = lambda width, context: 0.01 * width  # type: ignore[method-assign]
     times = StepTimes(machine.step, 1000)
