@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cluster.decoding.adaptive import LARGEST_TREE
 from cluster.decoding.constraint import prune
@@ -169,16 +170,26 @@ class DraftStage:
         fitted = sum(s.speculation.is_fitted for s in sequences)
         if fitted:
             most = fitted * (self._default_capacity - 1)
-            self._fitting[method].choose(self._times.of_drafting(rows, most, context, batch)[::fitted])
+            self._fitting[method].choose(self._costs(rows, most, context, batch)[::fitted])
         drafts = [_root_alone(s) for s in sequences]
         asking = [i for i, s in enumerate(sequences) if self._nodes(s) > 1]
         if asking:
             contexts = [self._context(sequences[i]) for i in asking]
             most = sum(c.capacity - 1 for c in contexts)
-            costs = self._times.of_drafting(rows, most, context, batch) if is_budgeted else None
+            costs = self._costs(rows, most, context, batch) if is_budgeted else None
             for i, draft in zip(asking, self.drafter(method).propose(contexts, costs), strict=True):
                 drafts[i] = draft
         return drafts
+
+    def _costs(self, rows: int, most: int, context: int, batch: int) -> NDArray[np.float64]:
+        """float64 [most + 1]: seconds of the step by draft tokens, as far as the step is for those who draft.
+
+        What prompts take of it is left out: a draft makes a step that is long because of them hardly longer, and still
+        keeps them waiting as much as it would make a short one longer.
+        """
+        costs = self._times.of_drafting(rows, most, context, batch)
+        without_prompts = self._times.of_drafting(min(rows, batch), 0, context, batch)[0]
+        return costs - (costs[0] - without_prompts)
 
     def _nodes(self, sequence: EngineSequence) -> int:
         """Most nodes of the sequence's trees now; what its request allows may be more."""

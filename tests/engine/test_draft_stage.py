@@ -11,7 +11,7 @@ from cluster.decoding.drafting import Draft, DraftContext, Drafter
 from cluster.decoding.logitspec import LogitSpec
 from cluster.decoding.params import SamplingParams, Speculation
 from cluster.decoding.tree import CONTEXT, TreeBuilder
-from cluster.engine import Engine, Request
+from cluster.engine import Engine, EngineConfig, Request
 from cluster.engine.step_times import StepTimes
 from cluster.retrieval.lookup import CorpusLookup, LookupResult, PendingLookup
 from tests.tiny import prompt, tiny_model
@@ -152,3 +152,21 @@ def test_a_tree_is_never_filled_with_guesses_for_an_earlier_token(monkeypatch):
     params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
     engine.generate([Request(prompt(20), params, Speculation(method="logitspec"))])
     assert seen and all(guesses == 0 for _, guesses in seen)
+
+
+@pytest.mark.parametrize("method", ["logitspec", "adaptive"])
+def test_prompts_in_a_step_do_not_make_drafts_cheap(monkeypatch, method):
+    """Where every token takes as long as a step, none is worth drafting, however long a prompt makes a step."""
+
+    def linear(times: StepTimes, rows: int, most: int, context: int, sequences: int = 1):
+        return rows + np.arange(most + 1.0)
+
+    monkeypatch.setattr(StepTimes, "of_drafting", linear)
+    engine = Engine(tiny_model(), EngineConfig(prefill_chunk=16))
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+    engine.add(Request(prompt(20) * 2, params, Speculation(method=method)))
+    engine.step()
+    engine.add(Request(prompt(300), params, Speculation(method=method)))
+    while engine.has_work:
+        engine.step()
+    assert sum(engine.stats.drafted.values()) == 0
