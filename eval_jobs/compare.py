@@ -18,9 +18,8 @@ from cluster.engine import Engine, EngineConfig
 from cluster.models import LoadedModel, load_model, render_chat
 from cluster.prompts import PromptFileError
 from cluster.retrieval import CorpusLookup
-from eval_jobs.benchmarks import first_turns
 from eval_jobs.comparison import GapMeter, summarize
-from eval_jobs.options import add_length_option, add_prompt_options
+from eval_jobs.options import add_length_option, add_prompt_options, chosen_prompts
 from eval_jobs.systems import HF_SYSTEMS, SYSTEMS, EngineSystem, Generation, HuggingFaceSystem, System
 
 _HF_LOOKUP_TOKENS = 10
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the comparison, print the table and, with --json, one object on the last line."""
     names = parse_systems(args.methods)
     params = SamplingParams(max_new_tokens=args.max_new_tokens)
-    texts = [text for bench in args.bench for text in first_turns(bench, args.limit, args.data_dir)]
+    texts = chosen_prompts(args)
     loaded = load_model(model_config(args))
     prompts = [render_chat(loaded.tokenizer, [{"role": "user", "content": text}]) for text in texts]
     reference = load_model(model_config(args)) if any(n in HF_SYSTEMS for n in names) else loaded

@@ -18,8 +18,7 @@ from cluster.decoding.params import CORPUS_METHODS, METHODS, Method, SamplingPar
 from cluster.engine import Engine, EngineConfig, Request, RequestOutput
 from cluster.models import LoadedModel, load_model, render_chat
 from cluster.retrieval import CorpusLookup
-from eval_jobs.benchmarks import first_turns
-from eval_jobs.options import add_length_option, add_prompt_options
+from eval_jobs.options import add_length_option, add_prompt_options, chosen_prompts
 from eval_jobs.systems import HuggingFaceSystem
 
 Prompts = Sequence[Sequence[int]]
@@ -40,7 +39,7 @@ def add_parser(subcommands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run all checks; the last line is one JSON object: for each check, prompts whose tokens are identical."""
-    texts = [text for bench in args.bench for text in first_turns(bench, args.limit, args.data_dir)]
+    texts = chosen_prompts(args)
     reference = HuggingFaceSystem(load_model(model_config(args)))
     loaded = load_model(model_config(args))
     prompts = [render_chat(loaded.tokenizer, [{"role": "user", "content": text}]) for text in texts]

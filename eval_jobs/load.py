@@ -22,10 +22,9 @@ from typing import Any
 
 from cluster.cli.progress import Progress
 from cluster.prompts import PromptFileError
-from eval_jobs.benchmarks import first_turns
 from eval_jobs.load_client import LoadClient, Outcome
 from eval_jobs.load_summary import format_table, summarize
-from eval_jobs.options import add_prompt_options
+from eval_jobs.options import add_prompt_options, chosen_prompts
 
 _LEAST, _MOST = 0.001, 100_000
 
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConnectionError: the endpoint does not answer a first request as it should.
     """
-    texts = [text for bench in args.bench for text in first_turns(bench, args.limit, args.data_dir)]
+    texts = chosen_prompts(args)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "load.jsonl").write_text("")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from eval_jobs.benchmarks import BENCHMARKS, DATA_VARIABLE, OWN
+from eval_jobs.benchmarks import BENCHMARKS, DATA_VARIABLE, OWN, first_turns
 
 
 class _Names(argparse.Action):
@@ -44,6 +44,11 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="N prompts of each benchmark, evenly spaced; of all, first turns (default: all)",
     )
+
+
+def chosen_prompts(args: argparse.Namespace) -> list[str]:
+    """First turns of the prompts that ``add_prompt_options`` let the user name. Raises PromptFileError."""
+    return [text for bench in args.bench for text in first_turns(bench, args.limit, args.data_dir)]
 
 
 def add_length_option(parser: argparse.ArgumentParser) -> None:

@@ -105,3 +105,8 @@ class Speculation(BaseModel):
     def is_fitted(self) -> bool:
         """Whether the size of the method's trees is chosen for it, by the time that they take."""
         return self.method not in ("adaptive", "vanilla") and self.capacity is None
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the time that steps take decides how much is drafted."""
+        return self.is_budgeted or self.is_fitted

@@ -188,7 +188,9 @@ class DraftStage:
         keeps them waiting as much as it would make a short one longer.
         """
         costs = self._times.of_drafting(rows, most, context, batch)
-        without_prompts = self._times.of_drafting(min(rows, batch), 0, context, batch)[0]
+        if rows == batch:
+            return costs
+        without_prompts = self._times.of_drafting(batch, 0, context, batch)[0]
         return costs - (costs[0] - without_prompts)
 
     def _nodes(self, sequence: EngineSequence) -> int:

@@ -176,7 +176,7 @@ class Answerer:
     def _run_engine(self, rows: Sequence[Row], method: str, params: SamplingParams) -> None:
         speculation = Speculation(method=next(m for m in METHODS if m == method), capacity=self._settings.capacity)
         before = self._engine.stats.stopwatch.seconds
-        if speculation.is_budgeted or speculation.is_fitted:
+        if speculation.is_sized:
             expected = [self._expected_steps(row) for row in rows]
         start = time.perf_counter()
         running = {}
@@ -201,7 +201,7 @@ class Answerer:
         tokens = sum(sum(r.chunk_tokens) for r in running.values())
         for request in running.values():
             _fill(request, seconds, parts, sum(request.chunk_tokens) / tokens)
-        if speculation.is_budgeted or speculation.is_fitted:
+        if speculation.is_sized:
             for row, first in zip(rows, expected, strict=True):
                 row.step_seconds = np.mean([first, self._expected_steps(row)], axis=0).tolist()
 
